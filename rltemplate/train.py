@@ -8,7 +8,6 @@ saved.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import os
 import pkgutil
@@ -16,23 +15,26 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rltemplate import lossy
 from rltemplate.analysis.journal import write_run
 from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, check_actions, check_memory
 from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import about_added, complete, to_dict
-from rltemplate.config.schema import Config, Device
-from rltemplate.determinism import denormals, switches
+from rltemplate.config.schema import Config, Device, TraceDetail
+from rltemplate.determinism import denormals, programs, switches
 from rltemplate.determinism.machine import cpp_compiler, usable_memory
+from rltemplate.determinism.programs import NoCompilerError
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.envs.make import check_env
 from rltemplate.interfaces import Algorithm, ConfigError, RunError, SignalHandler, stop_signals
-from rltemplate.learning.engine import Engine
+from rltemplate.learning.engine import CompilerError, Engine
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
 from rltemplate.run.job import Job
@@ -80,7 +82,18 @@ class Stop:
 
 
 def run(job: Job) -> int:
-    """Make the run of a job, and return its exit status."""
+    """Make the run of a job, without the compiler if it was chosen by `auto` and cannot be had."""
+    try:
+        return _run(job)
+    except NoCompilerError as error:  # before anything was begun
+        if not job.auto_compile:
+            instead = "" if job.resume else "; use compile=false"
+            raise ConfigError(f"compile=true: {error}{instead}") from error
+        to_stderr(f"compile=auto: this run is not compiled, since {error}")
+        return _run(replace(job, config=replace(job.config, compile=False)))
+
+
+def _run(job: Job) -> int:
     job = settled(job)
     config = job.config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
@@ -93,6 +106,8 @@ def run(job: Job) -> int:
         seed_global_rng(config.seed)
         algorithm, envs = build_algorithm(config)
         training.algorithm = algorithm
+        if config.compile:
+            settings |= try_programs(config, algorithm)
         facts = check_level(config, settings, algorithm)
 
         # Observe.
@@ -140,6 +155,31 @@ def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:
     return algorithm, envs
 
 
+def try_programs(config: Config, algorithm: Algorithm) -> dict[str, Any]:
+    """Compile the functions of an algorithm, and compare them with what they are made of; facts about that.
+
+    Changes nothing of the run. Raises NoCompilerError if they cannot be compiled, even after the cache was
+    emptied, and ConfigError if they compute something else.
+    """
+    attempt = getattr(algorithm, "try_programs", None)
+    if attempt is None:  # an algorithm of its own kind
+        return {}
+    to_stderr("compiling: this may take a minute")
+    stepwise, folder = config.trace is TraceDetail.step, programs.cache_folder(os.environ)
+    try:
+        attempt(stepwise)
+    except CompilerError as error:
+        if not programs.remove_all(folder):
+            raise NoCompilerError(f"{error}") from error
+        try:
+            attempt(stepwise)
+        except CompilerError as again:
+            raise NoCompilerError(f"{again}") from again
+        to_stderr(f"damaged programs in {folder} were removed and made again ({error})")
+    on_cpu = switches.resolve_device(config.device.name).type == "cpu"
+    return {"vector_instructions": programs.vector_instructions()} if on_cpu else {}
+
+
 def main() -> int:
     """The process of a run, which finds its job in the environment; returns the exit status."""
     gc.freeze()  # garbage collections during training then leave out the imported modules
@@ -165,10 +205,10 @@ def load_policy(
         to_stderr(about_added(run_dir.name, added))
     check_config(to_dict(config), run_dir, trust)
     check_networks(config.algo, checkpoint.state, f"{checkpoint.path}")
-    env = dataclasses.replace(config.env, num_envs=1, num_workers=0)
-    plain = dataclasses.replace(config, env=env, compile=False, device=Device.cpu)
+    env = replace(config.env, num_envs=1, num_workers=0)
+    plain = replace(config, env=env, compile=False, device=Device.cpu)
     if isinstance(config.algo, OffPolicyConfig):  # acting stores no transitions
-        plain = dataclasses.replace(plain, algo=dataclasses.replace(config.algo, buffer_size=1))
+        plain = replace(plain, algo=replace(config.algo, buffer_size=1))
     check_env(plain.env, note=lambda _: None)  # whatever it raises is said in a line
     algorithm, envs = build_algorithm(plain)
     # Random streams belong to the device of the training, and deterministic actions need none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -36,8 +37,10 @@ from rltemplate.__main__ import main as command
 from rltemplate.algos.ppo import PPO
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import complete
+from rltemplate.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
 from rltemplate.envs.codec import Codec
 from rltemplate.interfaces import ConfigError, IterationResult, RunError
+from rltemplate.learning.engine import CompilerError, WrongProgramError
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint
 from rltemplate.run.git import snapshot
@@ -47,7 +50,7 @@ from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import digest, entries
-from rltemplate.train import Stop, build_algorithm, main, run
+from rltemplate.train import Stop, build_algorithm, main, run, try_programs
 
 SHORT = {algo: small(algo, "env.max_episode_steps=40", "total_env_steps=256") for algo in ALGORITHMS}
 OBSERVED = ["logger=wandb", "log_every=32", "eval_every=64", "eval_episodes=2"]
@@ -395,6 +398,64 @@ def test_compiling_is_refused_without_a_compiler(
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"compile=true needs a C\+\+ compiler"):
         build_algorithm(configure("compile=true"))
+
+
+def test_auto_goes_on_without_the_compiler_and_true_ends_with_the_cause(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The cache cannot be made. The run is the one with compile=false, and recorded as such."""
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path / "file" / "cache"))
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("rltemplate.train.cpp_compiler", lambda: "g++")
+    plain, auto, refused = (tmp_path / name for name in ("plain", "auto", "refused"))
+    assert run(job_in(plain, configure, "total_env_steps=64", "eval_every=0")) == 0
+    job = job_in(auto, configure, "total_env_steps=64", "eval_every=0", "compile=true")
+    capfd.readouterr()
+    assert run(replace(job, auto_compile=True)) == 0
+    (line,) = (each for each in capfd.readouterr().err.splitlines() if "compile" in each)
+    assert line.startswith(f"compile=auto: this run is not compiled, since {tmp_path}/file/cache cannot be")
+    assert raw_config(auto) == raw_config(plain)
+    assert (auto / paths.TRACE).read_bytes() == (plain / paths.TRACE).read_bytes()
+    assert record(auto)["determinism"] == record(plain)["determinism"]
+    cause = rf"compile=true: {tmp_path}/file/cache cannot be written \(Not a directory\)"
+    with pytest.raises(ConfigError, match=cause):
+        run(replace(job, run_dir=str(refused)))
+    assert not refused.exists()
+
+
+def test_damaged_programs_are_made_again_and_wrong_ones_stop_the_run(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path / "cache"))
+    monkeypatch.setattr("rltemplate.train.cpp_compiler", lambda: "g++")
+    program = cache_folder(os.environ) / "ab" / "damaged.so"
+    trials = list[bool]()  # whether there were programs
+
+    def trial(_: object, stepwise: bool) -> None:
+        assert not stepwise
+        trials.append(program.exists())
+        if trials[-1] or not mended:
+            raise CompilerError("update: no symbol")
+
+    monkeypatch.setattr(PPO, "try_programs", trial)
+    monkeypatch.setattr("rltemplate.determinism.programs.vector_instructions", lambda: "avx2")
+    config = configure(*SHORT["ppo"], "determinism=fast", "compile=true")
+    for mended in (True, False):
+        program.parent.mkdir(parents=True)
+        program.write_text("no program")
+        with contextlib.nullcontext() if mended else pytest.raises(NoCompilerError, match="no symbol"):
+            try_programs(config, build_algorithm(config)[0])
+        assert trials[-2:] == [True, False]
+        assert ("were removed and made again (update: no symbol)" in capfd.readouterr().err) == mended
+
+    def wrong(*_: object) -> None:
+        raise WrongProgramError("PPO.update: its compiled program is wrong")
+
+    monkeypatch.setattr(PPO, "try_programs", wrong)
+    job = job_in(tmp_path / "run", configure, "compile=true")
+    with pytest.raises(ConfigError, match=r"PPO\.update: its compiled program is wrong"):
+        run(replace(job, auto_compile=True))
+    assert not (tmp_path / "run").exists()
 
 
 def test_evaluations_and_videos_draw_from_no_global_generator_of_the_run(

@@ -35,7 +35,7 @@ from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import Scaling, Statistics, normalize
 from rltemplate.learning.on_policy import OnPolicyAlgorithm, PolicyStep, Rollout, compute_gae, shuffled
-from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
+from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient, rehearsed
 from rltemplate.rng import Streams
 
 
@@ -230,6 +230,19 @@ class PPO(OnPolicyAlgorithm):
         """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""
         dist_params = self.net.call(flat, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
         return self.dist.log_prob(dist_params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()  # type: ignore[no-any-return]
+
+    def rehearse(self) -> None:
+        """One decision, and the updates of one pass."""
+        super().rehearse()
+        num_steps, num_envs = self.config.num_steps, self.envs.num_envs
+        obs = self.made_up(num_steps * num_envs, self.envs.codec.obs_size)
+        noise = self.streams.draw("action", self.dist.noise, len(obs))
+        step = self.policy_step(self.state.net.params, None, obs, noise)
+        decisions = (x.unflatten(0, (num_steps, num_envs)) for x in (obs, step.action, step.log_prob))
+        data = Minibatch(*decisions, *(self.made_up(num_steps, num_envs) for _ in range(2)))
+        order = torch.arange(len(obs), device=self.device)
+        minibatches = shuffled(data, order, self.config.num_minibatches)
+        self.engine.scan(self.update, rehearsed(self.state.net), minibatches, self.coefficients())
 
     def update(self, net: AdamState, mb: Minibatch, coef: Coefficients) -> tuple[Report, AdamState]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""

@@ -38,7 +38,10 @@ def check_baseline(
     baseline = load_run(find_run(name, Path(configs[0]["runs_dir"]), "baseline"))
     # GPUs are not compared: torch would have to be imported, which takes seconds.
     machine = {k: v for k, v in machine_facts().items() if k != "gpus"}
-    versions, now = package_versions(), take_snapshot(project)
+    versions = {
+        compiles: package_versions(compiles) for compiles in {bool(each.get("compile")) for each in configs}
+    }
+    now = take_snapshot(project)
     changed = changes.files_between(project, baseline.record.git, now)
     # It is not known what a run will use that has not begun. What its baseline used is compared.
     used = None if baseline.record.used is None else digests_now(project, baseline.record.used)
@@ -50,7 +53,7 @@ def check_baseline(
             overrides=list(words),
             git=GitRecord(tree="work tree"),
             used=used,
-            versions=versions,
+            versions=versions[bool(config.get("compile"))],
             machine=machine,
         )
         found.append(compare_records(baseline, Run(Path(), planned, config), changed))

@@ -11,8 +11,10 @@ its effect is known, so changes are counted as a researcher would:
   record) stays a factor of its own, unless the other algorithm or environment does not have it;
 * `code` is one, with any number of files that can change a run. A key that only one version of the code has
   is part of this factor;
-* `versions` of Python, the C library and the packages that compute are one;
+* `versions` of Python, the C library, the packages that compute and the compiler are one;
 * `hardware` is one: the processor, its number of cores and, unless both ran on the CPU, the GPUs;
+* `resumed` is one, for each run that was resumed with other code or libraries, or compiled on another
+  processor;
 * `settings` that were read back from the libraries or set in the process environment are one, unless another
   factor explains them.
 """
@@ -35,6 +37,7 @@ from rltemplate.config.affects_results import (
     package_affects_results,
 )
 from rltemplate.config.command_args import few
+from rltemplate.determinism.machine import COMPILER
 from rltemplate.run.git import changes
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import leaves
@@ -234,7 +237,17 @@ def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
         if several:
             only = f"{several[0].key} {several[0].change}"
             factors[name] = f"({only if len(several) == 1 else few([one.key for one in several])})"
+    resumed = [f"{run.id} with other {', '.join(named)}" for run in (a, b) if (named := resumed_with(run))]
+    if resumed:
+        factors["resumed"] = f"({'; '.join(resumed)})"
     return factors
+
+
+def resumed_with(run: Run) -> list[str]:
+    """The changes at resumes of a run that may have changed its results, except for a larger total."""
+    counted = ("code", "libraries", "cpu") if COMPILER in run.record.versions else ("code", "libraries")
+    changed = dict.fromkeys(key for part in run.record.resumed for key in part.changed)
+    return [key for key in changed if key in counted]
 
 
 def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from rltemplate.analysis import stats, targets
+from rltemplate.analysis.differences import resumed_with
 from rltemplate.analysis.runs import Run, check_name, experiment_of, single_line, text_of
 from rltemplate.analysis.stats import Interval
 from rltemplate.config.affects_results import code_rule, package_affects_results
@@ -25,7 +26,6 @@ T = TypeVar("T")
 _Parts = list[tuple[dict[str, str], list[Run]]]  # of each experiment: shared values, and runs
 
 _MOST_INTERVALS = 100  # along a curve; each takes a bootstrap
-_NOT_THE_MACHINE = ("code", "libraries", "total_env_steps")  # changes at a resume, except the machine
 _CLOSE = 1.05  # numbers of steps within this factor count as equal
 
 
@@ -134,8 +134,8 @@ class Experiment:
         if len(self.counted) < stats.FEW:
             yield stats.FEW_SEEDS
         for run in self.counted:
-            resumed = dict.fromkeys(key for part in run.record.resumed for key in part.changed)
-            if changed := [key for key in resumed if key in _NOT_THE_MACHINE]:
+            larger = any("total_env_steps" in part.changed for part in run.record.resumed)
+            if changed := [*resumed_with(run), *["total_env_steps"] * larger]:
                 yield f"{run.id} was resumed with other {', '.join(changed)} than before"
         versions = [run.record.versions for run in self.counted]
         packages = sorted(filter(package_affects_results, {name for each in versions for name in each}))

@@ -77,6 +77,12 @@ def influences(environment: Mapping[str, str], compiles: bool = True) -> dict[st
     return {name: environment[name] for name in sorted(environment) if is_influential(name, compiles)}
 
 
+def compiler_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may change what torch's compiler and a C++ compiler make, with their values."""
+    names = (name for name in sorted(environment) if name.startswith(_COMPILERS))
+    return {name: environment[name] for name in names if not name.endswith(_IDLE)}
+
+
 def prepared(environment: Mapping[str, str], switches: DeterminismConfig, num_threads: int) -> dict[str, str]:
     """`environment` as the process of a run needs it."""
     threads, products = str(num_threads), on_cpu(switches.products.name)

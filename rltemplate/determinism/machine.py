@@ -24,6 +24,12 @@ CPU_FLAGS = (
     *("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"),
 )
 _CGROUPS = Path("/sys/fs/cgroup")  # version 2
+COMPILER = "c++ compiler"  # its name among the versions of packages
+# Facts of /proc/cpuinfo by which a C++ compiler chooses instructions: of x86, and of ARM.
+_CPU_MODEL = (
+    *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
+)
 
 
 def usable_cores() -> int:
@@ -54,13 +60,13 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def package_versions() -> dict[str, str]:
+def package_versions(compiles: bool = False) -> dict[str, str]:
     """Versions of installed distributions by normalised name; of two versions the one that Python imports.
 
-    The name of a metadata folder has both (wheel format, "File name convention"). Reading names is a hundred
-    times faster than parsing metadata.
+    With `compiles` the C++ compiler is one of them. The name of a metadata folder has name and version (wheel
+    format, "File name convention"). Reading names is a hundred times faster than parsing metadata.
     """
-    versions: dict[str, str] = {}
+    versions = {COMPILER: compiler_version() or "none"} if compiles else dict[str, str]()
     for entry in sys.path:
         for folder in Path(entry or ".").glob("*.dist-info"):
             name, _, version = folder.stem.partition("-")
@@ -90,6 +96,12 @@ def cpu_identity() -> tuple[str | None, frozenset[str]]:
     """The CPU's vendor as it names itself, such as GenuineIntel, and all its flags."""
     facts = _first_core()
     return facts.get("vendor_id"), frozenset(facts.get("flags", facts.get("Features", "")).split())
+
+
+def cpu_model() -> dict[str, str]:
+    """Everything about the CPU by which a C++ compiler chooses instructions."""
+    facts = _first_core()
+    return {key: facts[key] for key in _CPU_MODEL if key in facts} | {"machine": platform.machine()}
 
 
 def cpu_family() -> int:

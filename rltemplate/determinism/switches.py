@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.lib import introspect
 
-from rltemplate.determinism import denormals, kernels
+from rltemplate.determinism import denormals, kernels, programs
 from rltemplate.determinism.levels import ROW_GROUPS, on_cpu, strict_branch
 from rltemplate.determinism.libraries import of_torch, openblas
-from rltemplate.determinism.machine import compiler_version
 from rltemplate.interfaces import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ def apply(
     torch.set_num_threads(num_threads)
     denormals.keep_in_threads(rescan=True)
     if compiles:
+        programs.use_cache()
         torch.use_deterministic_algorithms(switches.deterministic_algorithms)
     else:
         # The same switch without the one of the compiler, whose import would cost each run a second.
@@ -62,8 +62,6 @@ def apply(
     use_blas_threads(num_threads if products == "plain" else 1)
     denormals.restart_openblas()
     settings = read_back()
-    if compiles:
-        settings["cpp_compiler"] = compiler_version()
     for name, value in _wanted(switches, num_threads, products, settings).items():
         if value is not None and settings[name] != value:  # None: any value is right
             instead = "start runs with scripts/train.py, which prepares their process, or use "

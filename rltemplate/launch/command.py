@@ -46,7 +46,8 @@ def main(args: Args) -> int:
         from rltemplate.launch.sweep import run_sweep
 
         return run_sweep(plan, command)
-    job = new_job(plan.configs[0], command, plan.overrides[0], journal=True)
+    chosen = "compile" in plan.auto_keys
+    job = new_job(plan.configs[0], command, plan.overrides[0], auto_compile=chosen, journal=True)
     if HERE in plan.overrides[0]:
         environment = worker_environment(job, os.environ)
         os.environ.clear()

@@ -199,7 +199,7 @@ class _Search:
         plan = preflight([*self._args.words, *words], self._workers)
         if (run_dir / paths.RECORD).is_file() and not only_begins_anew(run_dir):
             return run_dir, resume_job(run_dir, program(), typed=plan.configs[0])
-        job = new_job(plan.configs[0], program(), plan.overrides[0])
+        job = new_job(plan.configs[0], program(), plan.overrides[0], auto_compile="compile" in plan.auto_keys)
         trial.set_user_attr("run_dir", job.run_dir)
         return Path(job.run_dir), job
 

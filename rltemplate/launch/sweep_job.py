@@ -104,7 +104,7 @@ def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None
     command, sweep = record.commands[-1], SweepMembership(id=record.id, dir=str(folder), job=entry.job)
     if there is not None:
         return resume_job(run_dir, command, typed=config, accept=record.accept, sweep=sweep)
-    job = new_job(config, command, entry.overrides, sweep=sweep)
+    job = new_job(config, command, entry.overrides, auto_compile="compile" in auto, sweep=sweep)
     return replace(job, run_id=run_dir.name, run_dir=str(run_dir))
 
 

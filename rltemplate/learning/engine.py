@@ -9,17 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rltemplate.interfaces import Probe, stop_signals_wait
+from rltemplate.interfaces import ConfigError, Probe, RunError, stop_signals_wait
 
 Function = Callable[..., Any]
 _MAY_COMPILE = 8  # first calls of a program
+# Largest difference between the results of a program and of its function, as a share of their norm or of 1.
+# By rounding it is below 1e-6.
+_TOLERANCE = 1e-4
+
+
+class CompilerError(RunError):
+    """A function could not be compiled, or its program not be loaded; the message is the cause."""
+
+
+class WrongProgramError(ConfigError):
+    """A compiled program computes something else than its function."""
 
 
 class Engine:
@@ -28,6 +41,7 @@ class Engine:
     def __init__(self, compiles: bool = False, device: torch.device | None = None) -> None:
         self.compiles, self._on_gpu = compiles, device is not None and device.type == "cuda"
         self.probe = Probe()
+        self._tries = False  # compare programs with their functions
         self._programs: dict[Function, Function] = {}
         self._loops: dict[tuple[Function, bool], Function] = {}
 
@@ -40,6 +54,8 @@ class Engine:
         shapes and of bools is a separate program.
         """
         results = self._program(function)(*arguments)
+        if self._tries:
+            _compare(function, results, function(*arguments))
         self.probe.results(function.__name__, results)
         return results
 
@@ -56,19 +72,17 @@ class Engine:
         stepwise, num_rows = self.probe.stepwise, len(pytree.tree_leaves(inputs)[0])
         # A loop of one call gains nothing. On a GPU each call is a graph, and Python does little.
         if not self.compiles or num_rows == 1 or self._on_gpu:
-            metrics = []
-            for row in _rows(inputs):
-                report, state = self.run(function, state, row, *constants)
-                metrics.append(report.metrics)
-            return state, torch.stack(metrics)
+            return _one_by_one(partial(self.run, function), state, inputs, constants)
         if (function, stepwise) not in self._loops:
             self._loops[function, stepwise] = _on_cpu(_loop(function, stepwise))
-        state, shown = self._loops[function, stepwise](state, inputs, *constants)
-        if not stepwise:
-            return state, shown
-        for results in _rows(shown):
+        last, shown = self._loops[function, stepwise](state, inputs, *constants)
+        metrics = shown[0].metrics if stepwise else shown
+        if self._tries:
+            plain = _one_by_one(function, state, inputs, constants)
+            _compare(function, (last, metrics), plain)
+        for results in _rows(shown) if stepwise else ():
             self.probe.results(function.__name__, results)
-        return state, shown[0].metrics
+        return last, metrics
 
     def run_eager(self, function: Function, *arguments: Any) -> Any:
         """`function(*arguments)` of a part of an iteration, which is never compiled."""
@@ -76,12 +90,37 @@ class Engine:
         self.probe.results(function.__name__, results, whole=True)
         return results
 
+    @contextlib.contextmanager
+    def trial(self, stepwise: bool) -> Iterator[None]:
+        """Compare the results of each call in the block with those of the function as it is written.
+
+        `stepwise` is the one of the probe that the run will have. Raises CompilerError for what cannot be
+        compiled, and WrongProgramError for a program with other results.
+        """
+        if not torch.compile(_is_compiled, backend="eager", dynamic=False)(torch.zeros(())):
+            raise CompilerError("TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE switches torch's compiler off")
+        probe, self.probe = self.probe, Probe()
+        self.probe.stepwise, self._tries = stepwise, True
+        try:
+            yield
+        finally:
+            self.probe, self._tries = probe, False
+
     def _program(self, function: Function) -> Function:
         if not self.compiles:
             return function
         if function not in self._programs:
             self._programs[function] = (_as_cuda_graph if self._on_gpu else _on_cpu)(function)
         return self._programs[function]
+
+
+def _one_by_one(function: Function, state: Any, inputs: Any, constants: Sequence[Any]) -> tuple[Any, Tensor]:
+    """The last state and all metrics of `scan`, by calls of `function`."""
+    metrics = []
+    for row in _rows(inputs):
+        report, state = function(state, row, *constants)
+        metrics.append(report.metrics)
+    return state, torch.stack(metrics)
 
 
 def _loop(function: Function, stepwise: bool) -> Function:
@@ -159,5 +198,45 @@ def _compiled(function: Function, **how: Any) -> Function:
                 f"{function.__qualname__} was compiled too often, since a number that it reads keeps "
                 "changing (named in the warning before): make the number an argument"
             ) from error
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise CompilerError(f"{function.__qualname__}: {_cause(error)}") from error
+        except RuntimeError as error:
+            if "found no compiled frames" not in str(error):
+                raise
+            raise CompilerError(f"{function.__qualname__}: {_cause(error)}") from error
 
     return run
+
+
+def _is_compiled(x: Tensor) -> Tensor:
+    return x + 1.0 if torch.compiler.is_compiling() else x
+
+
+def _cause(error: BaseException) -> str:
+    """The cause of an error of the compiler in a line, with the line of code if it is about one."""
+    inner = getattr(error, "inner_exception", None) or error
+    if isinstance(inner, OSError) and inner.strerror:
+        return f"{inner.filename}: {inner.strerror}"
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()] or [type(inner).__name__]
+    # The output of a C++ compiler comes after its command; torch's own errors begin with the cause.
+    said = next((line for line in lines[1:] if "error" in line.lower()), lines[0])
+    if lines[0].startswith("C++ compile error"):
+        said = f"the C++ compiler fails: {said if said != lines[0] else lines[-1]}"
+    else:
+        said = lines[0]
+    places = [line for line in lines if line.startswith('File "')]
+    return f"{said} ({places[-1]})" if places and "from user code" in str(inner) else said
+
+
+def _compare(function: Function, results: Any, plain: Any) -> None:
+    """Raise WrongProgramError unless a program's results are those of the function as it is written."""
+    for result, other in zip(pytree.tree_leaves(results), pytree.tree_leaves(plain), strict=True):
+        a, b = result.double(), other.double()
+        share = float((a - b).norm() / b.norm().clamp(min=1.0))
+        if not share <= _TOLERANCE:  # NaN is none
+            folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the compiler's cache")
+            raise WrongProgramError(
+                f"{function.__qualname__}: its compiled program is wrong: results differ by {share:.3g} of "
+                f"their size from those of the function as it is written\nremove {folder}, where it comes "
+                "from, or use compile=false"
+            )

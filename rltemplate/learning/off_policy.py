@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from rltemplate.config.algorithms import OffPolicyConfig
 from rltemplate.interfaces import Episode, ForwardPass, IterationResult
 from rltemplate.learning.algorithm import StatefulAlgorithm
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import Scaling, Statistics, normalize
-from rltemplate.learning.optim import FlatModule
+from rltemplate.learning.optim import FlatModule, rehearsed
 from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
 
 Noise = Callable[[], Tensor]  # draws (B, A)
@@ -157,6 +158,20 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         """The transitions in the rows `index` (B,), as the networks see them: a `Batch`."""
         batch = self.replay.take(index)
         return batch._replace(obs=self.normalized(batch.obs), next_obs=self.normalized(batch.next_obs))
+
+    def rehearse(self) -> None:
+        """One decision, and an update with and one without the policy."""
+        num_envs, size = self.envs.num_envs, self.config.batch_size
+        obs = self.made_up(num_envs, self.envs.codec.obs_size)
+        noise = self.streams.draw("action", self.dist.noise, num_envs)
+        flat = self.state.learned.actor.params
+        self.engine.run(self.policy_step, flat, self.scaling(), obs, noise)
+        empty = self.batch(torch.zeros(size, dtype=torch.int64, device=self.device))
+        batch = pytree.tree_map(lambda x: self.made_up(*x.shape), empty)
+        learned = rehearsed(self.state.learned)
+        for number in sorted({1, self.config.policy_delay}):
+            inputs = self.inputs(batch, number, lambda: self.streams.draw("update", self.dist.noise, size))
+            self.engine.run(self.update, learned, inputs, self.rates())
 
     # Acting
 

@@ -133,6 +133,13 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         self.state = state._replace(return_norm=norm, running_return=running)
         return rescale(rollout.reward, norm.scaling(), self.config.reward_clip)
 
+    def rehearse(self) -> None:
+        """One decision."""
+        num_envs = self.envs.num_envs
+        obs = self.made_up(num_envs, self.envs.codec.obs_size)
+        noise = self.streams.draw("action", self.dist.noise, num_envs)
+        self.engine.run(self.policy_step, self.state.net.params, self.scaling(), obs, noise)
+
     # Acting
 
     def policy(self, obs: Tensor) -> Tensor:

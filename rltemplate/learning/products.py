@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from rltemplate.determinism.machine import cpu_family, cpu_identity
 
@@ -68,6 +68,6 @@ class ProductsByOneDNN(CustomGraphPass):
                 node.replace_all_uses_with(by_onednn)
                 graph.erase_node(node)
 
-    def uuid(self) -> str:
-        """The version of this pass: a program from the compiler's cache was made with the same."""
-        return f"1: from {_LARGE}"
+    def uuid(self) -> bytes:
+        """The digest of this file: a program from the compiler's cache was made with the same pass."""
+        return get_hash_for_files((__file__,))

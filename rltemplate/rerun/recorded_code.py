@@ -22,7 +22,8 @@ from rltemplate.analysis.runs import Run
 from rltemplate.config.affects_results import package_affects_results
 from rltemplate.config.command_args import few
 from rltemplate.determinism.levels import OF_A_MACHINE, influences, is_influential, may_name_program
-from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.determinism.machine import COMPILER, machine_facts, package_versions
+from rltemplate.determinism.programs import CACHE_DIR, cache_folder
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children
@@ -105,6 +106,8 @@ class Code:
         found = kept | {k: v for k, v in recorded.items() if k not in OF_A_MACHINE}
         for name in _MISLEADING:
             found.pop(name, None)
+        if COMPILER in self.record.versions:  # its code may be older than these folders
+            found[CACHE_DIR] = str(cache_folder(found))
         barred = {os.path.realpath(path) for path in self.barred}
         (self.scratch / "sitecustomize.py").write_text(_BAR.format(barred=barred))
         others = found.get("PYTHONPATH", "").split(os.pathsep)
@@ -172,7 +175,8 @@ def _check_origin(project: Path, record: RunRecord, commit: str) -> None:
 
 def check_versions(record: RunRecord) -> list[str]:
     """Raise ConfigError if Python or computing packages have other versions; notes on other differences."""
-    here = replace(record, machine=machine_facts(), versions=package_versions())
+    versions = package_versions(compiles=COMPILER in record.versions)
+    here = replace(record, machine=machine_facts(), versions=versions)
     was, now = (Run(Path(), each, {}) for each in (record, here))
     changed, notes = list[str](), list[str]()
     for one in compare_records(was, now, []).differences:

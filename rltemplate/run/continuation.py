@@ -1,8 +1,8 @@
 """Resume of a run in its folder: its checkpoint, changes since its start, removal of later rows and files.
 
 A resumed run must equal a run that was never interrupted. The configuration must not change, except for a
-larger `total_env_steps`. Code and libraries may change with `accept=changes`. Another machine, processor or
-path is noted in the record.
+larger `total_env_steps`. Code and libraries, and the C++ compiler of a compiled run, may change with
+`accept=changes`. Another machine, processor or path is noted in the record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rltemplate.config.command_args import few
 from rltemplate.config.loading import about_added, complete, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism.levels import OF_A_MACHINE, influences
-from rltemplate.determinism.machine import machine_facts, package_versions
+from rltemplate.determinism.machine import COMPILER, machine_facts, package_versions
 from rltemplate.interfaces import Algorithm, ConfigError
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
@@ -185,7 +185,8 @@ def check_changes(
     `used` is the code that runs of it have used. Raises ConfigError for any change unless `accept` is set.
     Without git, code is not compared.
     """
-    found, here = {"code": _changed_code(git, snapshot, used)}, package_versions()
+    here = package_versions(compiles=COMPILER in versions)
+    found = {"code": _changed_code(git, snapshot, used)}
     found["libraries"] = [
         f"{package} {version} -> {here.get(package)}"
         for package, version in versions.items()

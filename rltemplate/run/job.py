@@ -29,6 +29,7 @@ class Job:
     may name hundreds of files, and Linux allows 128 KiB for one environment variable.
 
     With `resume` the run of the folder is resumed; with `accept` also if code or libraries have changed.
+    With `auto_compile` the run may go on without the compiler that was chosen for it.
     With `journal` the run gets an entry in the journal. Runs of a sweep, a proof or a benchmark get none.
     """
 
@@ -41,6 +42,7 @@ class Job:
     snapshot: str | None = None
     resume: bool = False
     accept: bool = False
+    auto_compile: bool = False
     journal: bool = False
 
     def to_json(self) -> str:

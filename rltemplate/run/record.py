@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rltemplate.determinism.machine import COMPILER
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text, strict_json
@@ -121,7 +122,11 @@ class RunRecord:
                 )
             values = _without_nulls(values)
             values |= {key: _without_nulls(values[key]) for key in _NESTED if key in values}
-        return typed(values, cls, name)
+        record = typed(values, cls, name)
+        # Earlier versions had the compiler among the settings.
+        if compiler := record.determinism.settings.pop("cpp_compiler", None):
+            record.versions.setdefault(COMPILER, str(compiler))
+        return record
 
     def write(self, run_dir: Path) -> None:
         """Put the record in place in one step. Raises OSError if the disk does not take it."""

@@ -164,8 +164,6 @@ class TrainingRun:
             )
         for note in () if resumed is None else resumed.part.notes:
             logger.message(note)
-        if config.compile:
-            logger.message("compiling: the first update may take a minute")
         if resumed is not None:
             observers.resume(None if resumed.checkpoint is None else resumed.checkpoint.state["run"])
         return observers
@@ -219,7 +217,7 @@ class TrainingRun:
                 used=None if self._code is None else self._code.used(),
                 determinism=facts,
                 environment=influences(os.environ, self.config.compile),
-                versions=package_versions(),
+                versions=package_versions(self.config.compile),
                 machine=machine_facts(),
                 **this_process(),
             )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rltemplate.launch.checks import planned
 from rltemplate.run import paths
 from rltemplate.run.git import changes
 from rltemplate.run.read import raw_config
+from rltemplate.run.record import RunRecord
 from rltemplate.run.used_code import UsedCode, digests_now
 
 Check = Callable[..., list[str]]
@@ -29,7 +31,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     machine, versions = {"cpu": "abacus"}, {"torch": "2.0"}
     run_dir = write_run(tmp_path / "runs", machine=machine, versions=versions)
     monkeypatch.setattr(baseline, "machine_facts", lambda: machine | {"gpus": []})
-    monkeypatch.setattr(baseline, "package_versions", lambda: versions)
+    monkeypatch.setattr(baseline, "package_versions", lambda _: versions)
 
     def call(*jobs: dict[str, Any], files: list[str] | None = None) -> list[str]:
         monkeypatch.setattr(changes, "files_between", lambda *_: [] if files is None else files)
@@ -66,9 +68,22 @@ def test_one_change_is_said_in_a_line_and_two_are_refused(check: Check) -> None:
 def test_this_machine_and_its_packages_are_compared(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baseline, "machine_facts", lambda: {"cpu": "slide rule"})
     assert check({}) == [f"{AGAINST}hardware (cpu abacus -> slide rule)"]
-    monkeypatch.setattr(baseline, "package_versions", lambda: {"torch": "3.0"})
+    monkeypatch.setattr(baseline, "package_versions", lambda _: {"torch": "3.0"})
     with pytest.raises(ConfigError, match="2 things differ: versions"):
         check({})
+
+
+def test_the_compiler_counts_for_compiled_runs(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "runs" / "ppo-Thing" / "run-1"
+    (run_dir / paths.CONFIG).write_text(json.dumps(raw_config(run_dir) | {"compile": True}))
+    record = RunRecord.read(run_dir)
+    replace(record, versions=record.versions | {"c++ compiler": "g++ 12"}).write(run_dir)
+    for now, said in (("12", "same experiment"), ("14", "versions (c++ compiler g++ 12 -> g++ 14)")):
+        versions = {"torch": "2.0", "c++ compiler": f"g++ {now}"}
+        monkeypatch.setattr(baseline, "package_versions", lambda _, versions=versions: versions)
+        assert check({}) == [f"{AGAINST}{said}"]
 
 
 def test_a_sweep_over_one_key_is_fine_and_over_two_is_not(check: Check) -> None:

@@ -117,6 +117,15 @@ def test_the_order_of_wrappers_is_a_factor() -> None:
         ({"versions": {"wandb": "0.32", "pytest": "10"}}, []),
         ({"versions": {"torch": "2.14.0", "numpy": "3", "wandb": "1"}}, ["versions"]),
         ({"machine": {"python": "3.12.1"}}, ["versions"]),
+        ({"versions": {"c++ compiler": "g++ 12"}}, []),  # for a compiled run, which is a factor of its own
+        # another compiler makes other programs, on other hardware as well, and in a part of a run
+        ({"versions": {"torch": "2.13.0"}, "determinism": {"settings": {"cpp_compiler": "g++ 12"}}}, []),
+        ({"resumed": [{"changed": {"libraries": ["c++ compiler g++ 12 -> g++ 14"]}}]}, ["resumed"]),
+        ({"resumed": [{"changed": {"cpu": ["A", "B"]}}]}, []),
+        (
+            {"resumed": [{"changed": {"cpu": ["A", "B"]}}], "versions": {"c++ compiler": "g++ 12"}},
+            ["resumed"],
+        ),
         ({"machine": {"cpu": "Intel", "logical_cores": 4}}, ["hardware"]),
         ({"machine": {"gpus": [{"name": "H100"}]}}, []),  # not used
         ({"environment": {"ATEN_CPU_CAPABILITY": "avx2"}}, ["settings"]),
@@ -128,6 +137,15 @@ def test_factors_beside_the_configuration(record: dict[str, Any], expected: list
     assert names(run("a"), run("b", **record)) == expected
     a, b = (run(x, config={"device": "cuda"}, machine={"gpus": [{"name": x}]}) for x in ("H100", "H200"))
     assert names(a, b) == ["hardware"]  # they count where they are used
+
+
+def test_the_compiler_is_compared_where_both_runs_are_compiled() -> None:
+    """Also in records that had it among the settings."""
+    ours, other = (run(name, versions={"c++ compiler": name}) for name in ("g++ 12", "g++ 14"))
+    far = run("far", versions={"c++ compiler": "g++ 14"}, machine={"cpu": "Intel"})
+    older = run("older", determinism={"settings": {"cpp_compiler": "g++ 12"}})
+    assert (names(ours, other), names(ours, far)) == (["versions"], ["versions", "hardware"])
+    assert (names(ours, older), names(other, older)) == ([], ["versions"])
 
 
 def test_the_verdict_counts_code_as_one_and_says_what_is_unknown() -> None:

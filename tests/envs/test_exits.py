@@ -41,7 +41,7 @@ class Forks(gym.Env[Any, Any]):
     """Forks a child at each call of the method `at`, and keeps its exit status."""
 
     observation_space = action_space = spaces.Box(-1.0, 1.0, (2,), np.float64)
-    statuses: list[int] = []  # noqa: RUF012 - of all of them
+    statuses: list[int] = []
 
     def __init__(self, at: str, child: str) -> None:
         self.at, self.child = at, child

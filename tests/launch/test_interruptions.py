@@ -20,6 +20,7 @@ from conftest import FAULTS, RecordedRun, Start, Started, differences, git, plai
 
 from rltemplate.analysis.traces import ITERATION, open_trace
 from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.determinism import machine
 from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import continuation, paths
@@ -249,6 +250,20 @@ def test_changed_code_or_libraries_are_refused_unless_they_are_accepted(
     assert check_changes("it", GitRecord(), versions, GitRecord(), accept=False) == {}
     with pytest.raises(ConfigError, match=r"it began with other libraries: torch 1\.0 ->"):
         check_changes("it", GitRecord(), versions | {"torch": "1.0"}, GitRecord(), accept=False)
+
+
+def test_another_compiler_is_refused_unless_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled run would go on with other programs; other runs do not ask for a compiler."""
+    monkeypatch.setattr(machine, "compiler_version", lambda: "g++ 14")
+    same, other = ({"c++ compiler": name} for name in ("g++ 14", "g++ 12"))
+    assert check_changes("it", GitRecord(), same, GitRecord(), accept=False) == {}
+    change = r"c\+\+ compiler g\+\+ 12 -> g\+\+ 14"
+    with pytest.raises(ConfigError, match=f"it began with other libraries: {change}"):
+        check_changes("it", GitRecord(), other, GitRecord(), accept=False)
+    changed = check_changes("it", GitRecord(), other, GitRecord(), accept=True)
+    assert changed == {"libraries": ["c++ compiler g++ 12 -> g++ 14"]}
+    monkeypatch.setattr(machine, "compiler_version", lambda: 1 / 0)
+    assert check_changes("it", GitRecord(), {}, GitRecord(), accept=False) == {}
 
 
 @pytest.mark.long

@@ -9,15 +9,22 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
-from conftest import Programs
+from conftest import TRIED_IN, Configure, Programs, small
 from torch import Tensor
+from torch._inductor.exc import CppCompileError
 from torch.profiler import profile
+from torch.utils import _pytree as pytree
 
-from rltemplate.interfaces import Probe
+from rltemplate import train
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.envs.global_rng import global_rng_state, seed_global_rng
+from rltemplate.interfaces import Algorithm, Probe
+from rltemplate.learning import engine as engines
 from rltemplate.learning import products
-from rltemplate.learning.engine import Engine
+from rltemplate.learning.engine import CompilerError, Engine, _one_by_one
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, gradient
+from rltemplate.run.trace import digest, entries
 
 
 class Toy:
@@ -226,3 +233,99 @@ def test_onednn_multiplies_views_of_any_stride() -> None:
         for bias in (vector[:32], vector[::2], vector[5:6].expand(32)):
             by_onednn = torch.ops.rltemplate.product(a, b, bias)
             torch.testing.assert_close(by_onednn, torch.addmm(bias, a, b), atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's tracer, which decides about programs, without the slow rest of the compiler."""
+    compile_ = cast(Any, torch.compile)
+    monkeypatch.setattr(
+        torch, "compile", lambda function, fullgraph=False, **_: compile_(function, backend="eager")
+    )
+    monkeypatch.setattr(train, "cpp_compiler", lambda: "g++")
+
+
+def state_of(algorithm: Algorithm) -> Any:
+    """Digests of all that an algorithm and the global generators hold."""
+    return {
+        name: digest(value)
+        for part in (algorithm.state_dict(), global_rng_state())
+        for name, value in entries(part, "")
+    }
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.long
+@pytest.mark.parametrize(("algo", "stepwise"), [*((name, False) for name in ALGORITHMS), ("ppo", True)])
+def test_a_trial_compiles_what_the_run_will_call_and_changes_nothing(
+    algo: str, stepwise: bool, configure: Configure, programs: Programs
+) -> None:
+    config = configure(*small(algo, "compile=true", "algo.policy_delay=2", env=TRIED_IN[algo]))
+    counted, ends = list[int](), list[Any]()
+    for tries in (True, False):
+        torch.compiler.reset()
+        seed_global_rng(1)
+        algorithm: Any = train.build_algorithm(config)[0]
+        algorithm.probe = Probe()
+        algorithm.probe.stepwise = stepwise
+        begun, before = programs(), state_of(algorithm)
+        if tries:
+            algorithm.try_programs(stepwise)
+            assert state_of(algorithm) == before
+            assert programs() - begun > 2
+        for _ in range(3):
+            algorithm.train_iteration()
+        counted.append(programs() - begun)
+        ends.append(state_of(algorithm))
+        algorithm.close()
+    assert ends[0] == ends[1]
+    assert counted[0] - counted[1] == 1  # the one that asks whether anything is compiled
+
+
+@pytest.mark.parametrize("algo", [*ALGORITHMS])
+def test_a_wrong_program_is_named(algo: str, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that was made for other vector instructions, in any result of any function."""
+    monkeypatch.setattr(train, "cpp_compiler", lambda: "g++")
+    algorithm: Any = train.build_algorithm(configure(*small(algo, "compile=true", env=TRIED_IN[algo])))[0]
+    places, wrong = set[tuple[str, int]](), ("", 0)
+
+    def compiled(function: Any, **_: Any) -> Any:
+        name = function.__name__
+
+        def program(*arguments: Any) -> Any:
+            leaves, form = pytree.tree_flatten(function(*arguments))
+            places.update((name, place) for place in range(len(leaves)))
+            leaves = [1.01 * x + 0.01 if (name, at) == wrong else x for at, x in enumerate(leaves)]
+            return torch.ones(()) if name == "_is_compiled" else pytree.tree_unflatten(leaves, form)
+
+        return program
+
+    def loop(function: Any, _: bool) -> Any:
+        def update(state: Any, inputs: Any, *constants: Any) -> Any:
+            return _one_by_one(function, state, inputs, constants)
+
+        return update
+
+    monkeypatch.setattr(engines, "_loop", loop)
+    monkeypatch.setattr(torch, "compile", compiled)
+    algorithm.try_programs(False)
+    tried = {place for place in places if place[0] != "_is_compiled"}
+    assert {name for name, _ in tried} == {"policy_step", "update"}
+    for wrong in tried:
+        with pytest.raises(engines.WrongProgramError, match=rf"{wrong[0]}: its compiled program is wrong"):
+            algorithm.try_programs(False)
+    algorithm.close()
+
+
+def test_a_compiler_that_is_switched_off_or_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def branches(x: Tensor) -> Any:
+        return x + 1.0 if x.sum() > 0 else x
+
+    with pytest.raises(CompilerError, match=r"branches: Data-dependent.*test_engine\.py\", line \d+"):
+        Engine(compiles=True).run(branches, torch.zeros(3))
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with pytest.raises(CompilerError, match="TORCHDYNAMO_DISABLE or"), Engine(compiles=True).trial(False):
+        pass
+    failed = CppCompileError(["g++", "-c"], "In file a.h\nx.cpp:3:1: error: too long\nmore")
+    assert engines._cause(failed) == "the C++ compiler fails: x.cpp:3:1: error: too long"
+    assert engines._cause(PermissionError(13, "Permission denied", "/a")) == "/a: Permission denied"

@@ -85,6 +85,7 @@ class Plan:
     accept: bool = False  # it may go on with changed code and libraries
     jobs: int = 1  # of a sweep, at the same time
     auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
+    auto_keys: set[str] = field(default_factory=set)  # of a single run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +150,13 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             config = (single := compose_job(plain, beside)).config
             _check_folder(config)
             own = _of_the_run(plain)
-            lines = _about_auto([single], [own])
             return Plan(
-                argv=plain, shown=arguments.cfg is not None, configs=[config], overrides=[own], auto=lines
+                argv=plain,
+                shown=arguments.cfg is not None,
+                configs=[config],
+                overrides=[own],
+                auto=_about_auto([single], [own]),
+                auto_keys=single.auto,
             )
         if arguments.cfg is not None:
             raise ConfigError("--cfg job: shows one configuration; leave out lists of values")
