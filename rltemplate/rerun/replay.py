@@ -66,11 +66,11 @@ class Request:
 
 
 class _Kept(str):
-    """The digest of an item, with a copy of it and the number of operations that came before."""
+    """The digest of an item, with a copy of it and the length of the log before it."""
 
-    __slots__ = ("array", "operations_before")
+    __slots__ = ("array", "log_length")
     array: np.ndarray
-    operations_before: int
+    log_length: int
 
 
 class Keeper(Trace):
@@ -86,6 +86,7 @@ class Keeper(Trace):
         self._stack = contextlib.ExitStack()
         self._log: Any = None
         self._kept: dict[str, Any] = {}
+        self._before: dict[str, int] = {}  # operations before each item
         self._operations: list[LoggedOperation] = []
 
     def _digest(self, value: Any) -> str:
@@ -93,13 +94,14 @@ class Keeper(Trace):
             kept = _Kept(super()._digest(value))
             if self.stepwise:
                 kept.array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-                kept.operations_before = len(self._calls())
+                kept.log_length = 0 if self._log is None else len(self._log.logs)
         return kept
 
     def _add(self, event: str, index: int, items: Mapping[str, str]) -> str:
         at = (event, 0 if event == ITERATION else index)
         if self.stepwise and at == self._wanted:
             self._kept = dict(items)
+            self._before = {item: len(self._calls(kept.log_length)) for item, kept in self._kept.items()}
             self._operations = [_described(call) for call in self._calls()]
             self._stack.close()
             self._log = None
@@ -110,15 +112,14 @@ class Keeper(Trace):
             self._stack.enter_context(DebugMode.log_tensor_hashes(_bits, hash_inputs=True))
         return super()._add(event, index, items)
 
-    def _calls(self) -> list[Any]:
-        """The operations so far that have tensors as results."""
-        logs = [] if self._log is None else self._log.logs
+    def _calls(self, length: int | None = None) -> list[Any]:
+        """The operations that have tensors as results, in the log or in its first part."""
+        logs = [] if self._log is None else self._log.logs[:length]
         return [call for call in logs if "hash" in (getattr(call, "log", None) or {})]
 
     def write_kept(self) -> None:
         np.savez(self._folder / TENSORS, **{item: kept.array for item, kept in self._kept.items()})
-        before = {item: kept.operations_before for item, kept in self._kept.items()}
-        document = {"before": before, "operations": [asdict(each) for each in self._operations]}
+        document = {"before": self._before, "operations": [asdict(each) for each in self._operations]}
         (self._folder / OPERATIONS).write_text(json.dumps(document))
 
 

@@ -5,6 +5,11 @@ in its own process with its recorded code and environment, from the last checkpo
 pass traces every step and update of the diverging iteration. The second pass keeps the tensors of the event
 that differs, and the operations of torch before it. The new runs are compared with the recorded ones: a run
 that does not repeat cannot explain the difference.
+
+Operations in a compiled program are not logged. So compiled runs are also run without the compiler: if these
+differ at the same item, their operations explain the difference, and otherwise the compiled programs differ.
+Where an item was made long before its event, such as statistics that were merged after the rollout, a further
+pass logs operations from the beginning of the iteration on.
 """
 
 from __future__ import annotations
@@ -34,7 +39,9 @@ from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
-from rltemplate.run.trace import START
+from rltemplate.run.trace import RESET, START
+
+_BY_ENVIRONMENTS = (RESET, "step")  # events whose items no operation of torch makes
 
 
 def zoom_in(comparison: Comparison, project: Path = PROJECT, trust: bool = False) -> Zoom:
@@ -75,13 +82,20 @@ class _Work:
     folder: Path
     children: Children
 
-    def run_again(self, aim: str, **wanted: Any) -> list[Path]:
+    @property
+    def compiled(self) -> bool:
+        """True if one of the runs was compiled."""
+        return any(raw_config(run_dir).get("compile") for run_dir in self.dirs)
+
+    def run_again(self, aim: str, eager: bool = False, **wanted: Any) -> list[Path]:
         """Run both runs again, and compare them with their records; the new folders.
 
-        `wanted` are fields of `Request` about the event to keep, if there is one.
+        With `eager` the compiler is left out: they then round in another way than their records, and are not
+        compared. `wanted` are fields of `Request` about the event to keep, if there is one.
         """
         where = "the beginning" if self.start is None else f"step {self.start:,}"
-        folders = [self.folder / ("event" if wanted else "steps") / name for name in "ab"]
+        part = self.folder / f"pass-{len([*self.folder.iterdir()])}"
+        folders = [part / name for name in "ab"]
         for folder, run_dir, code in zip(folders, self.dirs, self.codes, strict=True):
             name, log, start = folder.name, folder / "output.txt", None
             print(f"zoom: {name} again with {code} from {where}, for {aim}", file=sys.stderr, flush=True)
@@ -89,9 +103,13 @@ class _Work:
             if self.start is not None:
                 start = str(paths.checkpoint_path(run_dir, self.start))
             request = Request(folder=str(folder), iteration=self.iteration, checkpoint=start, **wanted)
-            words = [json.dumps(asdict(request))]
-            status = code.run("rerun.replay", words, raw_config(run_dir), run_dir, log, self.children)
-            problem = last_words(log, status) if status else _not_repeated(run_dir, folder)
+            words, config = [json.dumps(asdict(request))], raw_config(run_dir)
+            if eager:
+                config["compile"] = False
+            status = code.run("rerun.replay", words, config, run_dir, log, self.children)
+            problem = last_words(log, status) if status else None
+            if problem is None and not eager:
+                problem = _not_repeated(run_dir, folder)
             if problem is not None:
                 reasons = "; ".join([problem, *code.missing])
                 raise ConfigError(
@@ -127,8 +145,50 @@ def _look(work: _Work, result: Zoom) -> None:
     elif at.event == START:
         result.finding = Finding("between")
     else:
-        ours, theirs = (_operations_before(result.first, folder) for folder in (a, b))
-        result.finding = how_made(ours, theirs, place_name(*since) if since else here)
+        _explain(work, result, at, since, [a, b])
+
+
+def _explain(
+    work: _Work, result: Zoom, at: traces.Divergence, since: tuple[str, int] | None, folders: list[Path]
+) -> None:
+    """Find the operation that made the first item that differs; `folders` are of the pass for its tensors."""
+    here, eager = place_name(result.event or "", result.index), work.compiled
+    wanted: dict[str, Any] = {"event": result.event, "index": result.index}
+    if eager:
+        folders = work.run_again(f"operations of {here} without the compiler", True, **wanted, since=since)
+        other = traces.first_difference(*map(traces.open_trace, folders), left_out=work.not_compared)
+        if other is None or _item(other) != _item(at):
+            where = (
+                f"first differ in iteration {other.iteration:,}, {_name(other)}"
+                if other
+                else "are equal there"
+            )
+            result.note = f"Without the compiler the runs {where}. So the compiled programs differ."
+            return
+        result.note = (
+            "Without the compiler the runs differ at the same item. The operation is of these runs, and the "
+            "values above are of the compiled ones."
+        )
+    finding = _finding(result, folders, place_name(*since) if since else here)
+    if finding.kind == "outside" and since not in (None, (START, 0)) and result.event not in _BY_ENVIRONMENTS:
+        aim = f"operations of {here} from the beginning of the iteration on"
+        folders = work.run_again(aim, eager, **wanted, since=(START, 0))
+        earlier = _finding(result, folders, "the beginning of the iteration")
+        finding = finding if earlier.kind == "outside" else earlier
+    result.finding = finding
+
+
+def _finding(result: Zoom, folders: Sequence[Path], logged_from: str) -> Finding:
+    ours, theirs = (_operations_before(result.first or "", folder) for folder in folders)
+    return how_made(ours, theirs, logged_from)
+
+
+def _item(at: traces.Divergence) -> tuple[Any, ...]:
+    return at.iteration, at.event, at.index, at.item
+
+
+def _name(at: traces.Divergence) -> str:
+    return f"{place_name(at.event, at.index)}: {at.item}"
 
 
 def _not_repeated(recorded: Path, again: Path) -> str | None:

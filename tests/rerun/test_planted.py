@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from conftest import Configure, small
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from rltemplate import train
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import to_dict
@@ -23,6 +28,7 @@ from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.launch.subprocesses import Children
+from rltemplate.learning.normalize import Statistics
 from rltemplate.rerun import replay, zoom
 from rltemplate.rerun.recorded_code import Code
 from rltemplate.rerun.zoom_report import report
@@ -44,11 +50,14 @@ def planted_fault(text: str) -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def made(folder: Path, config: Config, fault: str = "") -> Path:
+Planted = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def made(folder: Path, config: Config, planted: Planted = contextlib.nullcontext) -> Path:
     """The folder of a run, with what comparing and zooming read of it."""
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
-    with planted_fault(fault):
+    with planted():
         seed_global_rng(config.seed)
         algorithm, _ = build_algorithm(config)
         algorithm.probe = trace = Trace(folder, config.trace.name, config.algo.name)
@@ -60,6 +69,32 @@ def made(folder: Path, config: Config, fault: str = "") -> Path:
         trace.lines.close()
     RunRecord(id=folder.name, status="finished").write(folder)
     return folder
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Planted]:
+    """Zoom runs both runs again in this process, each with what is planted for its name."""
+    planted: dict[str, Planted] = {}
+
+    def run(
+        _: object, command: Sequence[str], environment: Mapping[str, str], log: Path, **__: object
+    ) -> int:
+        assert command[-2] == replay.__name__
+        request = replay.Request(**json.loads(command[-1]))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(planted.get(log.parent.name, contextlib.nullcontext)())
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setenv(JOB_VARIABLE, environment[JOB_VARIABLE])
+            stack.enter_context(contextlib.redirect_stderr(stack.enter_context(log.open("w"))))
+            return exit_status(lambda: replay.replay(Job.from_environment(), request))
+
+    monkeypatch.setattr(switches, "apply", lambda *_: {})  # of the whole process
+    monkeypatch.setattr(Children, "run", run)
+    code = "0" * 40, PROJECT, (), tmp_path  # the present one
+    monkeypatch.setattr(
+        zoom, "recorded_code", lambda _, record, *__: contextlib.nullcontext(Code(record, *code))
+    )
+    return planted
 
 
 # Algorithm, a value of the configuration or a bit flipped at `item@iteration:number`, the item to be named
@@ -88,7 +123,13 @@ OTHERS = [
     [*DAILY, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
 )
 def test_what_was_planted_is_named(
-    configure: Configure, tmp_path: Path, monkeypatch: Any, algo: str, difference: str, item: str, words: str
+    configure: Configure,
+    tmp_path: Path,
+    in_this_process: dict[str, Planted],
+    algo: str,
+    difference: str,
+    item: str,
+    words: str,
 ) -> None:
     """With a line for each iteration: then the item, or that it has followed from something in there."""
     fault, other, iteration = "", [difference], 0
@@ -97,25 +138,10 @@ def test_what_was_planted_is_named(
         item, _, place = difference.partition("@")
         iteration = int(place.partition(":")[0])
 
-    def run(
-        _: object, command: Sequence[str], environment: Mapping[str, str], log: Path, **__: object
-    ) -> int:
-        assert command[-2] == replay.__name__
-        request = replay.Request(**json.loads(command[-1]))
-        with planted_fault(fault if log.parent.name == "b" else "") as patch, log.open("w") as file:
-            patch.setenv(JOB_VARIABLE, environment[JOB_VARIABLE])
-            with contextlib.redirect_stderr(file):
-                return exit_status(lambda: replay.replay(Job.from_environment(), request))
-
-    monkeypatch.setattr(switches, "apply", lambda *_: {})  # of the whole process
-    monkeypatch.setattr(Children, "run", run)
-    code = "0" * 40, PROJECT, (), tmp_path  # the present one
-    monkeypatch.setattr(
-        zoom, "recorded_code", lambda _, record, *__: contextlib.nullcontext(Code(record, *code))
-    )
+    in_this_process["b"] = partial(planted_fault, fault)
     both = small(algo, *WORDS, "algo.normalize_reward=true", *words.split(), env="Pendulum")
     a = made(tmp_path / "a", configure(*both))
-    comparison = compare_runs(a, made(tmp_path / "b", configure(*both, *other), fault))
+    comparison = compare_runs(a, made(tmp_path / "b", configure(*both, *other), in_this_process["b"]))
     at = comparison.divergence
     assert at is not None
     assert at.iteration == iteration
@@ -127,3 +153,77 @@ def test_what_was_planted_is_named(
     assert report(found)
     assert (found.iteration, found.first) == (iteration, item)
     assert not item.startswith("start/") or (found.finding and found.finding.kind == "between")
+
+
+@pytest.mark.parametrize("by", ["the algorithm", "the compiler"])
+def test_compiled_runs_are_explained_without_the_compiler(
+    by: str,
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_this_process: dict[str, Planted],
+) -> None:
+    """The compiler is replaced by one whose programs log no operations."""
+    wrong = False
+
+    def compiled(function: Any, **_: Any) -> Any:
+        def program(*arguments: Any) -> Any:
+            with _disable_current_modes():
+                results = function(*arguments)
+            if function.__name__ == "update" and wrong:
+                results = (results[0]._replace(td_target=results[0].td_target * 2.0), *results[1:])
+            return results
+
+        return program
+
+    @contextlib.contextmanager
+    def other_compiler() -> Iterator[None]:
+        nonlocal wrong
+        wrong = by == "the compiler"
+        yield
+        wrong = False
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(train, "cpp_compiler", lambda: "g++")
+    in_this_process["b"] = other_compiler
+    both = small("sac", *WORDS, "trace=step", "compile=true")
+    other = ["algo.tau=0.5"] if by == "the algorithm" else []
+    a = made(tmp_path / "a", configure(*both))
+    found = zoom.zoom_in(compare_runs(a, made(tmp_path / "b", configure(*both, *other), other_compiler)))
+    text = " ".join(report(found).split())
+    if by == "the compiler":
+        assert (found.first, found.finding) == ("td_target", None)
+        assert "Without the compiler the runs are equal there. So the compiled programs differ." in text
+    else:
+        assert (found.first, found.finding and found.finding.kind) == ("target", "arguments")
+        assert "in rltemplate/learning/optim.py" in text
+        assert "in polyak: return target + tau * (online - target)" in text
+        assert "Without the compiler the runs differ at the same item." in text
+
+
+def test_statistics_that_were_merged_before_other_events_are_found(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: dict[str, Planted]
+) -> None:
+    merged, factor = Statistics.merged, 1.0
+
+    def other(self: Statistics, batch: Tensor) -> Statistics:
+        of_obs = batch.shape[1] > 1 and self.num_rows.item() >= 64.0  # from the second iteration on
+        return merged(self, torch.mul(batch, factor) if of_obs else batch)
+
+    @contextlib.contextmanager
+    def scaled() -> Iterator[None]:
+        nonlocal factor
+        factor = 1.5
+        yield
+        factor = 1.0
+
+    monkeypatch.setattr(Statistics, "merged", other)
+    in_this_process["b"] = scaled
+    both = small("ppo", *WORDS, "trace=step", env="Pendulum")
+    a = made(tmp_path / "a", configure(*both))
+    found = zoom.zoom_in(compare_runs(a, made(tmp_path / "b", configure(*both), scaled)))
+    assert (found.iteration, found.event, found.first) == (1, "iteration", "end/obs_norm/mean")
+    assert found.finding is not None
+    assert found.finding.a is not None
+    assert (found.finding.kind, found.finding.a.operation) == ("arguments", "aten.mul.Tensor")
+    assert "in train_iteration: self.state" in found.finding.a.source[0]
