@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rltemplate.determinism import kernels
 from rltemplate.interfaces import ConfigError, Probe, RunError, stop_signals_wait
 
 Function = Callable[..., Any]
@@ -232,7 +234,7 @@ def _compare(function: Function, results: Any, plain: Any) -> None:
     """Raise WrongProgramError unless a program's results are those of the function as it is written."""
     for result, other in zip(pytree.tree_leaves(results), pytree.tree_leaves(plain), strict=True):
         a, b = result.double(), other.double()
-        share = float((a - b).norm() / b.norm().clamp(min=1.0))
+        share = math.sqrt(kernels.total((a - b) ** 2) / kernels.total(b**2).clamp(min=1.0))
         if not share <= _TOLERANCE:  # NaN is none
             folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the compiler's cache")
             raise WrongProgramError(
