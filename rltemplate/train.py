@@ -61,11 +61,15 @@ class Stop:
         """True once the run has been asked to end."""
         return self.signal is not None
 
-    def answer(self, number: int, when: str = ", once it is compiled") -> None:
+    def exit_status(self) -> int:
+        """The exit status of a run that was asked to end."""
+        return 128 + (signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM)
+
+    def answer(self, number: int, when: str = "once it is compiled") -> None:
         """Tell the user once that a signal was heard, which may wait for the compiler."""
         if not self._answered:
             self._answered = True
-            self._say(f"{signal.Signals(number).name}: the run ends after this iteration{when}")
+            self._say(f"{signal.Signals(number).name}: the run ends {when}")
 
     def request(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -75,7 +79,7 @@ class Stop:
             # A second Ctrl-C ends even a process that is busy outside of Python.
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
-            self.answer(number, "; another Ctrl-C ends it at once")
+            self.answer(number, "after this iteration; another Ctrl-C ends it at once")
         elif now - self._since > _SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -106,12 +110,14 @@ def _run(job: Job) -> int:
         seed_global_rng(config.seed)
         algorithm, envs = build_algorithm(config)
         training.algorithm = algorithm
+        signals.enter_context(stop_signals(SignalHandler(stop.request, stop.answer)))
         if config.compile:
             settings |= try_programs(config, algorithm)
         facts = check_level(config, settings, algorithm)
+        if stop.requested():  # nothing was begun
+            return stop.exit_status()
 
         # Observe.
-        signals.enter_context(stop_signals(SignalHandler(stop.request, stop.answer)))
         training.begin(algorithm, facts)
         observers = training.observe(algorithm, envs, stop.requested)
 
@@ -127,9 +133,7 @@ def _run(job: Job) -> int:
             observers.observe(result, before, time.perf_counter() - started)
         observers.finish()
     # Close: the order is in TrainingRun.__exit__.
-    if observers.complete:
-        return 0
-    return 128 + (signal.SIGINT if stop.signal == signal.SIGINT else signal.SIGTERM)
+    return 0 if observers.complete else stop.exit_status()
 
 
 def build_algorithm(config: Config) -> tuple[Algorithm, Envs]:

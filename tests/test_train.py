@@ -222,7 +222,7 @@ def test_a_signal_that_waits_for_the_compiler_is_told_once() -> None:
     stop.request(signal.SIGTERM, None)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a run of its own would end at the next one
     assert stop.requested()
-    assert said == ["SIGTERM: the run ends after this iteration, once it is compiled"]
+    assert said == ["SIGTERM: the run ends once it is compiled"]
 
 
 class Unspeakable(Exception):

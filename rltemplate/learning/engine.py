@@ -220,12 +220,10 @@ def _cause(error: BaseException) -> str:
     if isinstance(inner, OSError) and inner.strerror:
         return f"{inner.filename}: {inner.strerror}"
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()] or [type(inner).__name__]
-    # The output of a C++ compiler comes after its command; torch's own errors begin with the cause.
-    said = next((line for line in lines[1:] if "error" in line.lower()), lines[0])
-    if lines[0].startswith("C++ compile error"):
-        said = f"the C++ compiler fails: {said if said != lines[0] else lines[-1]}"
-    else:
-        said = lines[0]
+    said = lines[0]  # torch's own errors begin with the cause
+    if said.startswith("C++ compile error"):  # the output of the compiler comes after its command
+        said = next((line for line in lines[1:] if "error" in line.lower()), lines[-1])
+        said = f"the C++ compiler fails: {said}"
     places = [line for line in lines if line.startswith('File "')]
     return f"{said} ({places[-1]})" if places and "from user code" in str(inner) else said
 
