@@ -331,14 +331,12 @@ def _draw(trial: Trial, key: str, rule: Mapping[str, Any]) -> Any:
 
 def _rounded(value: Any, rule: Mapping[str, Any]) -> Any:
     """A drawn number with as many digits as matter: four, or a thousandth of the width of its range."""
-    if not isinstance(value, float) or "low" not in rule:
+    if not isinstance(value, float) or "low" not in rule or rule["low"] == rule["high"]:
         return value
     low, high = float(rule["low"]), float(rule["high"])
-    if rule.get("log", False):
-        value = float(f"{value:.4g}")
-    else:
-        value = round(value, 3 - math.floor(math.log10(high - low)))
-    return min(max(value, low), high)
+    decimals = 3 - math.floor(math.log10(high - low))
+    rounded = float(f"{value:.4g}") if rule.get("log", False) else round(value, decimals)
+    return min(max(rounded, low), high)
 
 
 def _evaluations(run_dir: Path) -> list[tuple[int, float]]:

@@ -64,10 +64,10 @@ def checkpoint_path(run_dir: Path, env_steps: int) -> Path:
 
 def by_steps(folder: Path, suffix: str) -> dict[int, Path]:
     """Videos or checkpoints by their environment steps, the fewest first."""
-    # A name such as step_best.json is a file of the user. Opening a FIFO would wait for ever.
+    # A name such as step_best.json is a file of the user.
     named = (path for path in folder.glob(f"{_STEP}*{suffix}") if path.stem[len(_STEP) :].isdecimal())
-    found = filter(Path.is_file, named)
-    return dict(sorted((steps_of(path), path) for path in found))
+    # Opening a FIFO would wait for ever. A folder is a checkpoint that cannot be read, and is named so.
+    return dict(sorted((steps_of(path), path) for path in named if path.is_file() or path.is_dir()))
 
 
 def steps_of(path: Path) -> int:

@@ -72,5 +72,5 @@ def test_runs_and_sweeps_write_their_entries(fork: Path, tmp_path: Path) -> None
         run_train(fork, tmp_path, *SHORT, *words, f"runs_dir={tmp_path / 'runs'}", status=0)
     heads = re.findall(r"^## \S+ \S+ · (\S+ \S+ \S+)", text(tmp_path / "runs"), re.MULTILINE)
     assert [head.partition(" ")[0] for head in heads] == ["ppo", "sweep"]  # none of `logger=none`
-    result = r"^\* \*\*Result\*\* 2 finished; ppo.* on CartPole: return .* of 2 seeds "
+    result = r"^\* \*\*Result\*\* 2 finished; ppo.* on CartPole: return .* of 2 seeds"
     assert re.search(result, text(tmp_path / "runs"), re.MULTILINE)

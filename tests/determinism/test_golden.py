@@ -91,7 +91,7 @@ def test_this_machine_passes_or_is_refused_by_the_name_of_what_differs(
         f"determinism=profile: this machine is not of the class x86-avx2: tanh gives {right} instead of "
         f"{right[::-1]}; use determinism=invariant"
     )
-    assert "blas_threads should be 1 and is 2 after the env" in seen["two threads"]["refused"]
+    assert "blas_threads was 1 and is 2 after the env" in seen["two threads"]["refused"]
 
 
 @pytest.mark.long

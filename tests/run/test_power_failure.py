@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,11 +96,8 @@ def test_git_flushes_the_code_of_a_run(fork: Path, tmp_path: Path, monkeypatch: 
 def test_a_lost_configuration_is_taken_from_the_newest_checkpoint(
     recorded_run: RecordedRun, tmp_path: Path, content: bytes | None
 ) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    for path in recorded_run.run_dir.iterdir():
-        if path.name != paths.CONFIG:
-            (run_dir / path.name).symlink_to(path)
+    run_dir = shutil.copytree(recorded_run.run_dir, tmp_path / "run", symlinks=True)
+    (run_dir / paths.CONFIG).unlink()
     if content is not None:
         (run_dir / paths.CONFIG).write_bytes(content)
     assert raw_config(run_dir) == raw_config(recorded_run.run_dir)
@@ -109,6 +107,6 @@ def test_a_lost_configuration_is_taken_from_the_newest_checkpoint(
     (note,) = [note for note in part.notes if paths.CONFIG in note]
     assert note.endswith("; the configuration in step_192.pt is taken")
     # Without a whole manifest there is nothing to take it from.
-    (run_dir / paths.CHECKPOINTS).unlink()
+    shutil.rmtree(run_dir / paths.CHECKPOINTS)
     with pytest.raises(ConfigError, match=f"{paths.CONFIG} (is damaged|cannot be read)"):
         raw_config(run_dir)
