@@ -21,6 +21,7 @@ from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved
 from rltemplate.config.command_args import choose
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, check_booleans, register_schemas
+from rltemplate.config.yaml_files import parse
 from rltemplate.interfaces import ConfigError
 
 # Inside the package where it is installed from a wheel, else beside it.
@@ -35,8 +36,8 @@ _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
 def environment_file(path: Path) -> dict[str, Any]:
     """The values of a file of conf/env/; empty if the file cannot be read."""
-    with contextlib.suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        _, values = parse(path.read_text(encoding="utf-8"))
         return values if isinstance(values, dict) else {}
     return {}
 

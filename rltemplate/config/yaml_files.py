@@ -1,8 +1,7 @@
-"""YAML files of conf/ and of folders like it, read so that each mistake has its file and line."""
+"""YAML, read so that each mistake is a line. Files of conf/ and folders like it are named with their line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,35 @@ from omegaconf import OmegaConf
 from rltemplate.config.command_args import first_line
 from rltemplate.interfaces import ConfigError
 
-DEEPEST = 50  # levels of nesting; OmegaConf gives up at about 200
+DEEPEST = 20  # levels of nesting; recorded with the keys around them, they are below MAX_DEPTH
+MAX_DEPTH = 32  # of what is read back
+MAX_DIGITS = 300  # of a whole number: a float can hold its size
 _MOST_VALUES = 100_000  # with the repeated ones of aliases, of which a few lines can make billions
-_LONGEST_NUMBER = 1000  # digits; Python reads 4,300
-_SCALARS = ("null", "bool", "int", "float", "str", "timestamp")
+_SCALARS = ("null", "bool", "int", "float", "str", "timestamp", "merge", "value")
 _DEFAULTS = "expected a list of files, as in '- override /recipe: null'"
+# libyaml is ten times as fast, and PyYAML's wheels include it.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def parse(text: str, deepest: int = MAX_DEPTH) -> tuple[yaml.Node | None, Any]:
+    """The nodes and the values of a YAML text. All values are plain, and all keys are text.
+
+    Raises `yaml.YAMLError`, mostly with the line, and ValueError for a value that is none, such as a day 99.
+    """
+    depth = 0
+    # The parser of whole documents calls itself for each level, and would overflow the stack.
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > deepest:
+            raise _mistake(event, f"is nested more than {deepest} levels deep")
+    loader = _LOADER(text)
+    try:
+        if (root := loader.get_single_node()) is None:
+            return None, None
+        _check(root, [], {})
+        return root, loader.construct_document(root)
+    finally:
+        loader.dispose()
 
 
 def read_yaml(path: Path) -> Any:
@@ -31,87 +54,79 @@ def read_yaml(path: Path) -> Any:
 def explained(path: Path, error: Exception) -> ConfigError:
     """An error of a YAML parser, OmegaConf or Hydra with the file in front."""
     if isinstance(error, yaml.MarkedYAMLError):
-        return _at(path, error.problem_mark, f"{error.problem or error.context}")
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        return ConfigError(f"{shown(path)}{line}: {error.problem or error.context}")
     return ConfigError(f"{shown(path)}: {first_line(error)}")
 
 
 def check_yaml(path: Path) -> None:
     """Raise `ConfigError` for a file that is no YAML, or that Hydra or OmegaConf would stumble over."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root, _ = parse(path.read_bytes().decode("utf-8-sig"), DEEPEST)
+        if root is not None:
+            _check_form(root)
     except OSError as error:
         raise ConfigError(f"{shown(path)}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{shown(path)}, line {line}: is not text in UTF-8") from error
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise explained(path, error) from error
-    except RecursionError as error:
-        raise ConfigError(f"{shown(path)}: is nested too deeply") from error
-    if root is None:
-        return
-    for node, problem in _problems(root):
-        raise _at(path, node.start_mark, problem)
 
 
 def shown(path: Path) -> str:
     """The path for a message, short below this folder."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    folder = Path.cwd()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
-def _at(path: Path, mark: yaml.Mark | None, problem: str) -> ConfigError:
-    return ConfigError(f"{shown(path)}{'' if mark is None else f', line {mark.line + 1}'}: {problem}")
+def _mistake(part: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=part.start_mark)
 
 
-def _problems(root: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
-    if not isinstance(root, yaml.MappingNode):
-        if root.tag != "tag:yaml.org,2002:null":
-            yield root, "expected keys with values, as in seed: 1"
-        return
-    yield from _of_node(root, [], {})
-    for key, value in root.value:
-        if key.value == "defaults" and not (
-            isinstance(value, yaml.SequenceNode) and all(map(_is_default, value.value))
-        ):
-            yield value, f"defaults: {_DEFAULTS}"
-        if key.value == "hydra" and not isinstance(value, yaml.MappingNode):
-            yield value, "hydra: expected keys with values"
-
-
-def _of_node(
-    node: yaml.Node, above: list[yaml.Node], sizes: dict[int, int]
-) -> Iterator[tuple[yaml.Node, str]]:
-    """The problems of a node, the nodes `above` which lead to it. Fills in the values below each node."""
+def _check(node: yaml.Node, above: list[yaml.Node], sizes: dict[int, int]) -> None:
+    """Check a node, to which the nodes `above` lead. Fills in the number of values below each node."""
     if id(node) in sizes:  # an alias
         return
     kind, total = node.tag.rpartition(":")[2], 1
+    tag = node.tag.replace("tag:yaml.org,2002:", "!!")
     if any(node is each for each in above):
-        yield node, "contains itself"
-    elif len(above) >= DEEPEST:
-        yield node, f"is nested more than {DEEPEST} levels deep"
-    elif isinstance(node, yaml.ScalarNode) and kind not in (*_SCALARS, "merge", "value"):
-        yield (
-            node,
-            f"{node.tag.replace('tag:yaml.org,2002:', '!!')}: expected a plain value, a list or a mapping",
-        )
-    elif isinstance(node, yaml.ScalarNode) and kind == "int" and len(node.value) > _LONGEST_NUMBER:
-        yield node, f"a number of {len(node.value):,} digits"
-    elif isinstance(node, yaml.CollectionNode):
+        raise _mistake(node, "contains itself")
+    if isinstance(node, yaml.ScalarNode):
+        if kind not in _SCALARS:
+            raise _mistake(node, f"{tag}: expected a plain value, a list or a mapping")
+        if kind == "int" and len(node.value) > MAX_DIGITS:
+            raise _mistake(node, f"a number of {len(node.value):,} digits")
+    else:
         if kind not in ("seq", "map"):
-            yield node, f"{node.tag.replace('tag:yaml.org,2002:', '!!')}: expected a list or a mapping"
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if key.tag.rpartition(":")[2] not in ("str", "merge", "value"):
-                name = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
-                yield key, f"names must be text: put {name or 'null'} in quotes"
-        parts = [part[1] for part in node.value] if isinstance(node, yaml.MappingNode) else node.value
+            raise _mistake(node, f"{tag}: expected a list or a mapping")
+        parts = node.value
+        if isinstance(node, yaml.MappingNode):
+            for key, _ in node.value:
+                if key.tag.rpartition(":")[2] not in ("str", "merge", "value"):
+                    name = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
+                    raise _mistake(key, f"names must be text: put {name or 'null'} in quotes")
+            parts = [value for _, value in node.value]
         for part in parts:
-            yield from _of_node(part, [*above, node], sizes)
-            total += sizes.get(id(part), 1)
+            _check(part, [*above, node], sizes)
+            total += sizes[id(part)]
         if total > _MOST_VALUES:
-            yield node, f"more than {_MOST_VALUES:,} values"
+            raise _mistake(node, f"more than {_MOST_VALUES:,} values")
     sizes[id(node)] = total
+
+
+def _check_form(root: yaml.Node) -> None:
+    """Check the keys at the root of a file of conf/."""
+    if root.tag == "tag:yaml.org,2002:null":
+        return
+    if not isinstance(root, yaml.MappingNode):
+        raise _mistake(root, "expected keys with values, as in seed: 1")
+    for key, value in root.value:
+        is_list = isinstance(value, yaml.SequenceNode) and all(map(_is_default, value.value))
+        if key.value == "defaults" and not is_list:
+            raise _mistake(value, f"defaults: {_DEFAULTS}")
+        if key.value == "hydra" and not isinstance(value, yaml.MappingNode):
+            raise _mistake(value, "hydra: expected keys with values")
 
 
 def _is_default(node: yaml.Node) -> bool:

@@ -16,18 +16,14 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import yaml
 
+from rltemplate.config import yaml_files
+from rltemplate.config.yaml_files import MAX_DEPTH, MAX_DIGITS
 from rltemplate.interfaces import ConfigError
 
 MAX_BYTES = 64_000_000  # of a file that is read as a whole; the index of a large search has fifteen
-MAX_DEPTH = 32  # of nested lists and mappings
-MAX_PARTS = 1_000_000  # values at one depth; references in YAML make billions of a few lines
-_MAX_DIGITS = 300  # of an integer: a float can hold its size
 # A text that is shown: an id, a status, a name.
 Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
 T = TypeVar("T")
-
-# libyaml is ten times as fast, and PyYAML's wheels include it.
-_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Missing(ConfigError):
@@ -75,20 +71,9 @@ def parse_json(text: str | bytes, name: str, finite: bool = True) -> Any:
 def parse_yaml(text: str, name: str) -> Any:
     """The values of a YAML text of plain values, with limited nesting."""
     try:
-        depth = 0
-        # The parser of whole documents calls itself for each level, and would overflow the stack.
-        for event in yaml.parse(text, Loader=_YAML_LOADER):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise damaged(name, _TOO_DEEP)
-            # A tag makes values that are not plain, and a merge copies parts many times.
-            merges = isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]
-            if (tag := getattr(event, "tag", None)) or merges:
-                raise damaged(name, f"{tag or 'a merge (<<)'} is not read")
-        values = yaml.load(text, Loader=_YAML_LOADER)
+        return yaml_files.parse(text)[1]
     except (ValueError, yaml.YAMLError) as error:
         raise damaged(name, error) from None
-    return _limited(values, name)
 
 
 def typed(values: Any, kind: type[T], name: str) -> T:
@@ -113,7 +98,7 @@ _TOO_DEEP = f"more than {MAX_DEPTH} levels"
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
+    if len(text) > MAX_DIGITS:
         raise ValueError(f"a number of {len(text):,} digits")
     return int(text)
 
@@ -125,17 +110,11 @@ def _finite(text: str) -> float:
 
 
 def _limited(values: Any, name: str) -> Any:
-    """`values`, unless they are nested too deeply, repeat parts too often, or have keys that are no text."""
+    """`values`, unless they are nested too deeply."""
     level = [values]
     for _ in range(MAX_DEPTH):
         nested = [each for each in level if isinstance(each, dict | list)]
         if not nested:
             return values
-        level = []
-        for parts in nested:
-            if isinstance(parts, dict) and (odd := [key for key in parts if not isinstance(key, str)]):
-                raise damaged(name, f"its key {odd[0]} is no text")
-            level += parts.values() if isinstance(parts, dict) else parts
-            if len(level) > MAX_PARTS:
-                raise damaged(name, f"more than {MAX_PARTS:,} parts")
+        level = [part for each in nested for part in (each.values() if isinstance(each, dict) else each)]
     raise damaged(name, _TOO_DEEP)

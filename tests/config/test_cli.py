@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from conftest import ROOT, run_train
 
 from rltemplate.config.cli import preflight as preflight_module
 from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.loading import to_dict, to_yaml
+from rltemplate.config.yaml_files import DEEPEST, MAX_DIGITS
 from rltemplate.interfaces import ConfigError
+from rltemplate.run.validation import parse_json, parse_yaml
 
 
 def test_lists_of_values_make_a_sweep() -> None:
@@ -128,8 +132,8 @@ def test_a_file_that_cannot_be_read_is_named_with_the_line(group: str, tmp_path:
         b"env:\n  kwargs: {1: 2}\n": ", line 2: names must be text: put 1 in quotes",
         b"? [a]\n: 1\n": ", line 1: names must be text",
         b"seed: " + DIGITS: ", line 1: a number of 6,000 digits",
-        b"seed: " + b"[" * 400 + b"]" * 400: ", line 1: is nested more than 50 levels deep",
-        b"seed: " + b"[" * 9999 + b"]" * 9999: ": is nested too deeply",
+        b"seed: " + b"[" * 400 + b"]" * 400: ", line 1: is nested more than 20 levels deep",
+        b"seed: " + b"[" * 9999 + b"]" * 9999: ", line 1: is nested more than 20 levels deep",
         b"seed: &a [*a]\n": ", line 1: contains itself",
         BOMB.encode(): ", line 5: more than 100,000 values",
         b"note: !!python/object/apply:os.system [ls]\n": ", line 1: !!python/object/apply:os.system: exp",
@@ -171,6 +175,14 @@ def test_mistakes_that_only_whole_files_have_are_explained(tmp_path: Path) -> No
             preflight([f"--config-dir={tmp_path}", f"{group}=mine"])
         assert expected in str(refused.value)
         assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_deepest_and_longest_values_are_read_back_from_a_record() -> None:
+    deepest, longest = "[" * DEEPEST + "]" * DEEPEST, "9" * MAX_DIGITS
+    (config,) = preflight([f"env.kwargs.a={deepest}", f"env.kwargs.b={longest}"]).configs
+    values = to_dict(config)
+    assert parse_yaml(to_yaml(config), "config.yaml") == values
+    assert parse_json(json.dumps({"config": values}), "a manifest") == {"config": values}
 
 
 def test_text_that_is_not_ascii_needs_no_quotes() -> None:

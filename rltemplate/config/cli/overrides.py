@@ -26,7 +26,7 @@ from rltemplate.config.command_args import ENOUGH, choose, few, first_line, near
 from rltemplate.config.entry_points import brought, load
 from rltemplate.config.loading import environment_file, literal
 from rltemplate.config.schema import NONE, OPTIONAL, check_booleans, key_types
-from rltemplate.config.yaml_files import DEEPEST
+from rltemplate.config.yaml_files import DEEPEST, MAX_DIGITS
 from rltemplate.interfaces import ConfigError
 
 # Keys that are set by choosing a file of a group: the choice also sets recipe, folder name and more values.
@@ -247,8 +247,8 @@ def _check_size(word: str, value: str) -> None:
     most = _MOST_IN_BRACKETS if bracketed else JOBS_AT_MOST
     if value.count(",") >= most:
         raise ConfigError(f"{word}: more than {most:,} values; of numbers, range(1,1001) is a shorter form")
-    if re.search(r"[0-9]{1000}", value):
-        raise ConfigError(f"{word}: more than 1,000 digits in a row")
+    if re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", value):
+        raise ConfigError(f"{word}: more than {MAX_DIGITS} digits in a row")
     depth = itertools.accumulate((each in "([{") - (each in ")]}") for each in value)
     if max(depth, default=0) > DEEPEST:
         raise ConfigError(f"{word}: brackets within brackets, more than {DEEPEST} deep")
