@@ -27,8 +27,8 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from rltemplate.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
+from rltemplate.config.cli.composition import compose_job
 from rltemplate.config.cli.overrides import SEARCHPATH
-from rltemplate.config.cli.preflight import compose_job
 from rltemplate.config.loading import CONF, to_dict
 from rltemplate.config.schema import AUTO
 from rltemplate.interfaces import ConfigError

@@ -11,8 +11,9 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
+from rltemplate.config.cli.composition import config_of
 from rltemplate.config.cli.files import option_names
-from rltemplate.config.cli.preflight import config_of, preflight
+from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level, TraceDetail
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS

@@ -14,38 +14,27 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override, Transformer
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from rltemplate.config.affects_results import BOOKKEEPING_KEYS
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import about_auto
-from rltemplate.config.cli.files import (
-    check_files,
-    chosen_algorithm,
-    group_names,
-    option_names,
-    read_sweep,
-)
+from rltemplate.config.cli.composition import Composed, compose_job, compose_with_hydra
+from rltemplate.config.cli.files import check_files, group_names, option_names, read_sweep
 from rltemplate.config.cli.overrides import (
     JOBS_AT_MOST,
-    MAPPINGS,
     SEARCHPATH,
     assigned,
     read_overrides,
     sweep_values,
-    wrong_key,
-    wrong_value,
 )
 from rltemplate.config.command_args import (
     argument,
     converted,
     existing,
-    first_line,
     folder,
     nearest,
     new_folder,
@@ -54,9 +43,9 @@ from rltemplate.config.command_args import (
     readable,
     rest,
 )
-from rltemplate.config.loading import CONF, auto_keys, in_one_line, to_config, to_dict
-from rltemplate.config.schema import Config, key_types, register_schemas
-from rltemplate.config.secrets import refuse_secret_words, refuse_secrets
+from rltemplate.config.loading import CONF, in_one_line
+from rltemplate.config.schema import Config, register_schemas
+from rltemplate.config.secrets import refuse_secret_words
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import ConfigError
 
@@ -65,9 +54,6 @@ _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _SOON = 50  # configurations that are checked without a word
 _N_JOBS = "hydra.launcher.n_jobs"
-_EMPTIED = re.compile(rf"\+\+({MAPPINGS})=\{{\s*\}}")
-# Groups whose chosen name is recorded as a value of the configuration.
-_NAMED = ("recipe", "experiment")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +147,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
         if arguments.cfg is not None:
             raise ConfigError("--cfg job: shows one configuration; leave out lists of values")
         jobs = _jobs(overrides)
-        composed = _compose(jobs[0])
+        composed = compose_with_hydra(jobs[0])
         beside, launcher = _beside(composed, len(jobs))
         distinct: dict[tuple[str, ...], list[str]] = {}
         for each in jobs:
@@ -269,93 +255,3 @@ def _compose_one(job: Sequence[str], beside: int) -> Composed:
 def _of_the_run(job: Sequence[str]) -> list[str]:
     """The arguments of a job, except for Hydra's own settings."""
     return [text for text in job if not text.startswith("hydra")]
-
-
-class Composed(NamedTuple):
-    """A configuration, and the keys whose value was `auto`."""
-
-    config: Config
-    auto: set[str]
-
-
-def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
-    """The configuration that Hydra composes from these overrides, where `jobs` runs share this machine."""
-    composed = _compose(words)
-    choices = composed.hydra.runtime.choices
-    more = [Path(path.removeprefix("file://")) for path in composed.hydra.searchpath]
-    with open_dict(composed):  # the schema has no place for Hydra's own settings
-        del composed["hydra"]
-    for group in _NAMED:
-        if (value := OmegaConf.select(composed, group)) is not None:
-            raise ConfigError(f"{group}={value} in a file has no effect; list it below 'defaults:' there")
-        chosen = choices.get(group)  # perhaps an optional file that is not there
-        composed[group] = chosen if chosen in option_names(group, more) else None
-    for key in (found[1] for each in words if (found := _EMPTIED.fullmatch(each))):
-        if more_of_it := [each for each in words if each.startswith(f"++{key}.")]:
-            raise ConfigError(f"{more_of_it[0].lstrip('+')}: {key}={{}} leaves out all; give one of the two")
-        OmegaConf.update(composed, key, {}, merge=False)  # Hydra joins {} with the values of files
-    with in_one_line():
-        algo, chosen = OmegaConf.select(composed, "algo"), choices.get("algo")
-        name = None if algo is None else OmegaConf.select(algo, "name")
-    if name not in (None, chosen) and chosen in ALGORITHMS:
-        raise ConfigError(f"algo={chosen}: its file says name: {name}, must be {chosen}")
-    if name is None or (name in ALGORITHMS and OmegaConf.get_type(algo) is not ALGORITHMS[name].config):
-        raise ConfigError(
-            f"algo={chosen}: its file needs 'defaults: [_NAME@algo]' and, below algo, 'name: NAME', as "
-            "conf/algo/ppo.yaml has"
-        )
-    config = to_config(composed, jobs)
-    refuse_secrets(to_dict(config))
-    return Composed(config, auto_keys(composed))
-
-
-def config_of(words: Sequence[str]) -> Config:
-    """The configuration of overrides, such as those of a `Plan`, without the checks of `preflight`."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose_job(words).config
-
-
-def _compose(words: Sequence[str]) -> DictConfig:
-    """Hydra's composition of these overrides, with its own settings under `hydra`."""
-    try:
-        return compose("config", overrides=list(words), return_hydra_config=True)
-    except ConfigError:
-        raise
-    except RecursionError as error:
-        raise ConfigError(
-            "a file of conf/ is listed below its own 'defaults:', perhaps by way of others"
-        ) from error
-    except Exception as error:  # of Hydra and OmegaConf, which alone run here
-        raise ConfigError(_explain(error, words)) from error
-
-
-def _explain(error: Exception, words: Sequence[str]) -> str:
-    """One or two lines about an error of composition."""
-    text, algorithm = str(error), chosen_algorithm(words)
-    if unknown := re.match(r"Could not override '([^']+)'", text):
-        key = unknown[1]
-        word = next((word for word in words if word.lstrip("+").startswith(f"{key}=")), key)
-        launcher = key.startswith("hydra.")
-        if key in key_types(algorithm):
-            return "conf/config.yaml: its defaults have to begin with '- _config', the types of all keys"
-        return f"{word}: {'no such key of the chosen launcher' if launcher else wrong_key(key, algorithm)}"
-    if wrong := re.match(r"Error merging override (.*)", text):
-        key, _, value = wrong[1].lstrip("+").partition("=")
-        return f"{key}={value}: {wrong_value(key, value, algorithm) or first_line(error.__cause__ or error)}"
-    if missing := re.search(r"Could not load 'algo/_(\w+)'", text):
-        name = missing[1]
-        return (
-            f"algo={name}: has no entry in ALGORITHMS of config/algorithms.py, beside conf/algo/{name}.yaml"
-        )
-    if in_file := re.match(r"In '(.+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S*)", text):
-        file, problem, key = in_file.groups()
-        file = file.replace("/_", "/")  # the schema of an algorithm is merged with its file
-        file = f"conf/{file}.yaml" if (CONF / f"{file}.yaml").exists() else f"{file}.yaml"
-        if problem.startswith("Key "):
-            problem = wrong_key(key, algorithm)
-            if file.startswith("conf/algo/"):
-                problem += "; a new key needs a field in rltemplate/config/algorithms.py"
-        if (key in _NAMED and "Cannot convert" in problem) or key == "algo.algo":
-            return f"{file}: its first line has to be '# @package _global_'"
-        return f"{file}: {f'{key}: ' * bool(key)}{problem}"
-    return first_line(error)
