@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import inspect
-import os
 import signal
 import sys
 from importlib import import_module
 from typing import Any
 
 from rltemplate.config.command_args import choose, exit_status, parse, program, readable, usage
-from rltemplate.config.terminal import escape_output
+from rltemplate.config.terminal import drop_output, escape_output
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import Interrupted
 
@@ -60,16 +59,11 @@ def main(argv: list[str] | None = None) -> int:
         print(readable(text), file=sys.stderr)
         status = 1
     finally:
-        _drop_output()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            drop_output()
     return status
-
-
-def _drop_output() -> None:
-    """Python would otherwise fail at its end if the output cannot be written."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rltemplate.config.command_args import argument, exit_status, one_of, parse  # noqa: E402
+from rltemplate.config.command_args import argument, exit_status, parse, switch  # noqa: E402
 from rltemplate.interfaces import ConfigError  # noqa: E402
 
 KEPT = {"LICENSE", "requirements.lock"}  # a licence is kept as it is; a lock names other projects
@@ -43,8 +43,8 @@ class Args:
     """Turn a fork into your project: name=my_project [keep=true] [force=true]."""
 
     name: str = argument()
-    keep: str = argument(one_of("true", "false"), "false")
-    force: str = argument(one_of("true", "false"), "false")
+    keep: bool = argument(switch, False)
+    force: bool = argument(switch, False)
 
 
 def current_name(root: Path) -> str:
@@ -180,14 +180,14 @@ def main() -> int:
         print(f"The project is called {old} already.")
         return 0
     check_name(ROOT, old, new)
-    if args.force == "false" and (changes := git(ROOT, "status", "--porcelain")):
+    if not args.force and (changes := git(ROOT, "status", "--porcelain")):
         number = len(changes.splitlines())
         raise ConfigError(
             f"Commit your work first ({number} files changed), to have a way back; or force=true."
         )
     count = rename(ROOT, old, new)
     if (ROOT / FIRST_PAGES).is_dir():
-        begin(ROOT, old, new, args.keep == "true")
+        begin(ROOT, old, new, args.keep)
     tidy(ROOT, len(new) - len(old))
     print(
         f"{old} is now {new} ({count} files). Look at it with 'git diff', run 'make lint test', then commit."

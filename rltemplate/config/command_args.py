@@ -91,7 +91,8 @@ def usage(name: str, args: type[Any]) -> str:
         elif field.default is dataclasses.MISSING:
             words.append(f"{key}=...")
         else:
-            words.append(f"[{key}={'...' if field.default is None else field.default}]")
+            default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+            words.append(f"[{key}={'...' if default is None else default}]")
     return f"usage: {' '.join(program(name, *words))}\n\n{inspect.getdoc(args)}"
 
 
@@ -133,6 +134,11 @@ def one_of(*names: str) -> Kind:
         raise ConfigError(choose(text, names))
 
     return convert
+
+
+def switch(text: str) -> bool:
+    """The kind of true or false."""
+    return one_of("true", "false")(text) == "true"  # type: ignore[no-any-return]
 
 
 def folder(text: str) -> Path:

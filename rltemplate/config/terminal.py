@@ -6,6 +6,8 @@ colour writes to the `raw` stream, and escapes the text in between itself.
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
 import unicodedata
@@ -53,8 +55,17 @@ class _Escaping:
 
 
 def escape_output() -> None:
-    """From now on, escape all that this process prints."""
-    sys.stdout, sys.stderr = (_Escaping(raw(each)) for each in (sys.stdout, sys.stderr))
+    """From now on, escape all that this process prints, and what the encoding of a stream lacks."""
+    streams = raw(sys.stdout), raw(sys.stderr)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = map(_Escaping, streams)
+
+
+def drop_output() -> None:
+    """Let standard output go nowhere. Python would otherwise fail at its end if it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def raw(stream: TextIO) -> TextIO:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rltemplate.config.command_args import argument, one_of, program, whole
+from rltemplate.config.command_args import argument, one_of, program, switch, whole
 from rltemplate.launch.command import become
 from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT
 from rltemplate.run.job import Job, resume_job
 from rltemplate.run.lines import say
 from rltemplate.run.read import find_run
-from rltemplate.run.trust import trust_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +28,15 @@ class Args:
     total_env_steps: int | None = argument(whole(1), None)
     accept: str | None = argument(one_of(ACCEPT), None)
     num_workers: int | None = argument(whole(0), None, key="env.num_workers")
-    trust: str = trust_argument()
+    trust: bool = argument(switch, False)
     runs_dir: Path = argument(Path, Path("runs"))
 
 
 def main(args: Args) -> int:
     """Check, then become the process of the run."""
     run_dir = find_run(args.run, args.runs_dir)
-    accept, trust = args.accept is not None, args.trust == "true"
     changes = args.total_env_steps, args.num_workers
-    job = resume_job(run_dir, program(), *changes, trust=trust, accept=accept)
+    job = resume_job(run_dir, program(), *changes, trust=args.trust, accept=args.accept is not None)
     if job is not None:
         become(replace(job, journal=_has_journal(job)))
     say(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")

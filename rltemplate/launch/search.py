@@ -23,7 +23,7 @@ from rltemplate.analysis.targets import show
 from rltemplate.config.cli.files import read_sweep
 from rltemplate.config.cli.overrides import assigned
 from rltemplate.config.cli.preflight import announce, preflight
-from rltemplate.config.command_args import argument, existing, few, first_line, one_of, program, rest, whole
+from rltemplate.config.command_args import argument, existing, few, first_line, program, rest, switch, whole
 from rltemplate.determinism.machine import usable_cores
 from rltemplate.interfaces import ConfigError, RunError, in_a_line
 from rltemplate.launch.checks import HERE, check_plan
@@ -37,12 +37,12 @@ from rltemplate.run.lines import lock, make_durable_folder, say
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import SearchRecord, SearchTrial
 
-_WIDEST = 1e300  # end of a range; Optuna draws from no wider one
-_MORE = "try more steps, wider ranges, or keys that matter more"
-
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial, Trial
+
+_WIDEST = 1e300  # end of a range; Optuna draws from no wider one
+_MORE = "try more steps, wider ranges, or keys that matter more"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Args:
     sweep: str = argument()
     trials: int = argument(whole(1, 100_000), 20)
     workers: int | None = argument(whole(1, 1024), None)
-    prune: str = argument(one_of("true", "false"), "true")
+    prune: bool = argument(switch, True)
     config_dir: Path | None = argument(existing, None, key="--config-dir")
     overrides: list[str] = rest()
 
@@ -140,7 +140,7 @@ class _Search:
         self._failed, self._states = 0, optuna.trial.TrialState
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._args, self._space, self._folder, self._workers = args, space, folder, workers
-        pruner = optuna.pruners.MedianPruner() if args.prune == "true" else optuna.pruners.NopPruner()
+        pruner = optuna.pruners.MedianPruner() if args.prune else optuna.pruners.NopPruner()
         self._study = optuna.create_study(
             storage=_storage(f"sqlite:///{folder / 'study.db'}"),
             study_name=folder.name,
@@ -334,8 +334,8 @@ def _rounded(value: Any, rule: Mapping[str, Any]) -> Any:
     if not isinstance(value, float) or "low" not in rule or rule["low"] == rule["high"]:
         return value
     low, high = float(rule["low"]), float(rule["high"])
-    decimals = 3 - math.floor(math.log10(high - low))
-    rounded = float(f"{value:.4g}") if rule.get("log", False) else round(value, decimals)
+    digits = 3 - math.floor(math.log10(high - low))
+    rounded = float(f"{value:.4g}") if rule.get("log", False) else round(value, digits)
     return min(max(rounded, low), high)
 
 

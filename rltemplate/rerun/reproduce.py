@@ -22,7 +22,7 @@ from pathlib import Path
 from rltemplate.analysis import compare
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
-from rltemplate.config.command_args import argument, few, json_flag, nearest, new_folder
+from rltemplate.config.command_args import argument, few, json_flag, nearest, new_folder, switch
 from rltemplate.config.loading import complete
 from rltemplate.interfaces import REFUSED, ConfigError, in_a_line
 from rltemplate.launch.subprocesses import Children, last_words
@@ -33,7 +33,7 @@ from rltemplate.run.git.command import repository
 from rltemplate.run.paths import PROJECT, from_here
 from rltemplate.run.read import Row, find_run, read_metrics
 from rltemplate.run.record import FAILED, FINISHED, RunRecord
-from rltemplate.run.trust import check_id, trust_argument
+from rltemplate.run.trust import check_id
 
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
 FOLDER = "reproductions"
@@ -53,15 +53,14 @@ class Args:
 
     run: str = argument()
     keep: Path | None = argument(new_folder, None)
-    trust: str = trust_argument()
+    trust: bool = argument(switch, False)
     runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
 
 def main(args: Args) -> int:
     """Make the run again, and print the result."""
-    trust = args.trust == "true"
-    found = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep, trust=trust)
+    found = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep, trust=args.trust)
     print(json.dumps(asdict(found)) if args.json else report(found))
     return 0 if found.verdict == IDENTICAL else 1
 

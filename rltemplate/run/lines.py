@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from rltemplate.config.terminal import escaped
+from rltemplate.config.terminal import drop_output, escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run.paths import LOCK
 
@@ -180,11 +180,10 @@ def cut_file(path: Path, size: int) -> None:
 
 def say(text: str, end: str = "\n", stream: TextIO | None = None) -> None:
     """Print a line that is no result. The work goes on if nobody reads: a pipe was closed, as in `| head`."""
-    encoding = sys.stdout.encoding or "ascii"
     try:
-        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True, file=stream)
+        print(text, end=end, flush=True, file=stream)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
 
 
 def to_stderr(text: str) -> None:

@@ -23,7 +23,7 @@ from pkgutil import get_importer
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from rltemplate.config.command_args import argument, few, one_of
+from rltemplate.config.command_args import few
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.command import repository
 from rltemplate.run.git.origin import made_here
@@ -38,11 +38,6 @@ _NOT_HARMLESS = ("RecordVideo", "GymV21Environment-v0", "GymV26Environment-v0")
 _SIZES = ("stack_size", "bins", "shape", "screen_size")  # arguments by which wrappers take memory
 _LARGEST = 100_000
 _INSTALLED = ("site-packages", "dist-packages")
-
-
-def trust_argument() -> Any:
-    """The argument `trust=true` of a command."""
-    return argument(one_of("true", "false"), "false")
 
 
 def check_config(

@@ -80,6 +80,14 @@ def test_no_command_lets_a_terminal_obey_files_of_others(tmp_path: Path, words: 
     assert not [each for each in OBEYED if each in said], said
 
 
+def test_a_console_of_another_encoding_shows_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "runs", 1, config={"note": "漢"})
+    console = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(console, "ascii"))
+    assert main(["runs", "show=note", f"runs_dir={tmp_path / 'runs'}"]) == 0
+    assert rb"\u6f22" in console.getvalue()
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

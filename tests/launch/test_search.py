@@ -225,12 +225,12 @@ def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_
         ),
         *(
             (f"env.kwargs.x: {{low: 0, high: {high}}}", "sweep=mine: env.kwargs.x: expected {low:")
-            for high in (".inf", ".nan", "1e308", "9" * 400)
+            for high in (".inf", ".nan", "1e308")
         ),
         ("seed: {low: 1, high: 9}", "sweep=mine: seed: all trials of a search have the same"),
         ("run_dir: {choices: [a, b]}", "run_dir=a: is for training and not for a search"),
         ("# nothing yet", "sweep=mine: {file}: expected keys with values"),
-        ("algo.gamma: {low: 0.9]", "sweep=mine: {file}, line 1: expected ',' or '}}', but got ']'"),
+        ("algo.gamma: {low: 0.9]", "sweep=mine: {file}, line 1: did not find expected ',' or '}}'"),
         ("algo.gamma: {choices: [0.9, '0.8,0.9']}", "a search draws its own values"),
         ("algo.gama: {low: 0.9, high: 1.0}", "algo.gama=0.9: no such key; did you mean algo.gamma?"),
         ("algo.gamma: {low: 0.9, high: 2.0}", "algo.gamma=2.0: must be at least 0.0 and at most 1.0"),

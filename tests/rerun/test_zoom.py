@@ -179,5 +179,5 @@ def test_a_damaged_checkpoint_is_named(runs: Runs, tmp_path: Path) -> None:
         runs.zoom(damaged, runs.flipped)
     # Only what both have and what lies before the divergence.
     assert [zoom._common_start([damaged, runs.plain], steps) for steps in (95, 31)] == [64, None]
-    arguments = compare.Args(a=str(runs.plain), b=str(runs.plain), zoom="true")
+    arguments = compare.Args(a=str(runs.plain), b=str(runs.plain), zoom=True)
     assert compare.main(arguments) == 0  # identical, so there is nothing to zoom in on

@@ -23,7 +23,7 @@ from rltemplate.analysis import aggregate, figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
 from rltemplate.analysis.page_server import PageServer
 from rltemplate.analysis.runs import SHOWN, cell, load_runs, single_line
-from rltemplate.config.command_args import argument, file, folder, make_folder, one_of, readable
+from rltemplate.config.command_args import argument, file, folder, make_folder, readable, switch
 from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
@@ -49,13 +49,13 @@ class Args:
     runs: str = argument(default="runs/*/*")
     out: Path | None = argument(file, None)
     figures: Path | None = argument(folder, None)
-    watch: str = argument(one_of("true", "false"), "false")
+    watch: bool = argument(switch, False)
 
 
 def main(args: Args) -> int:
     """Write the page, and print its place."""
     out = args.out or find_run_dirs(args.runs)[0].parent.parent / "report.html"
-    if args.watch == "false":
+    if not args.watch:
         _write(args, out)
         return 0
     with PageServer() as server, suppress(KeyboardInterrupt):

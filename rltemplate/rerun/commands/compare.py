@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rltemplate.analysis import compare
-from rltemplate.config.command_args import argument, json_flag, one_of
+from rltemplate.config.command_args import argument, json_flag, switch
 from rltemplate.run.paths import from_here
 from rltemplate.run.read import find_run
-from rltemplate.run.trust import trust_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +25,8 @@ class Args:
 
     a: str = argument()
     b: str = argument()
-    zoom: str = argument(one_of("true", "false"), "false")
-    trust: str = trust_argument()
+    zoom: bool = argument(switch, False)
+    trust: bool = argument(switch, False)
     runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
@@ -41,19 +40,19 @@ def main(args: Args) -> int:
     document, diverged = asdict(comparison), comparison.verdict == compare.DIVERGED
     if not args.json:
         print(compare.report(comparison), flush=True)
-    if args.zoom == "true":
+    if args.zoom:
         document["zoom"], text = None, f"zoom: {comparison.verdict}, so there is nothing to zoom in on"
         if diverged:
             from rltemplate.rerun import zoom, zoom_report
 
-            found = zoom.zoom_in(comparison, trust=args.trust == "true")
+            found = zoom.zoom_in(comparison, trust=args.trust)
             document["zoom"], text = asdict(found), zoom_report.report(found)
         if not args.json:
             print(f"\n{text}")
     if args.json:
         print(json.dumps(document))
     elif diverged:
-        if args.zoom == "false":
+        if not args.zoom:
             print(f"\ncloser: make compare a={from_here(a)} b={from_here(b)} zoom=true")
         print(f"\n{compare.headline(comparison)}")  # a difference, the exit status, is the last line
     return 0 if comparison.verdict == compare.IDENTICAL else 1

@@ -9,9 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rltemplate.config.command_args import argument, json_flag, whole
+from rltemplate.config.command_args import argument, json_flag, switch, whole
 from rltemplate.rerun.policy_file import run_or_policy
-from rltemplate.run.trust import trust_argument
 
 _MOST_BESIDE = 16  # environments in memory at once, some of which are large
 
@@ -24,7 +23,7 @@ class Args:
     policy: str | None = argument(default=None)
     episodes: int = argument(whole(1), 10)
     seed: int = argument(whole(0), 0)
-    trust: str = trust_argument()
+    trust: bool = argument(switch, False)
     runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
 
@@ -39,7 +38,7 @@ def main(args: Args) -> int:
         from rltemplate.run.observers import evaluate
         from rltemplate.train import load_policy
 
-        config, algorithm, envs = load_policy(run_dir, trust=args.trust == "true")
+        config, algorithm, envs = load_policy(run_dir, trust=args.trust)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     try:
         # Standard output is for the result, and not for words of environments.

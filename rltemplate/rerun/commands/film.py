@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import argument, choose, file, one_of, whole
+from rltemplate.config.command_args import argument, choose, file, switch, whole
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.paths import steps_of
-from rltemplate.run.trust import check_folder, trust_argument
+from rltemplate.run.trust import check_folder
 
 _MOST = 6  # rows or columns
 
@@ -56,10 +56,10 @@ class Args:
     grid: tuple[int, int] = argument(grid_of, (1, 1))
     checkpoint: str = argument(default="last")
     size: int = argument(whole(16, 2048), 480)
-    gif: str = argument(one_of("true", "false"), "false")
+    gif: bool = argument(switch, False)
     seed: int = argument(whole(0), 0)
     out: Path | None = argument(mp4, None)
-    trust: str = trust_argument()
+    trust: bool = argument(switch, False)
     runs_dir: Path = argument(Path, Path("runs"))
 
 
@@ -95,7 +95,7 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
         film = Path(folder) / "film.mp4"
         join(clips, args.grid, film)
         written = {out: film}
-        if args.gif == "true":
+        if args.gif:
             written[out.with_suffix(".gif")] = film.with_suffix(".gif")
             animate(film, film.with_suffix(".gif"), width=320 * args.grid[1])
         for target, source in written.items():
@@ -127,7 +127,7 @@ def _record(
     from rltemplate.run.video.recorder import VideoRecorder
     from rltemplate.train import load_policy
 
-    config, algorithm, envs = load_policy(run_dir, path=checkpoint, trust=args.trust == "true")
+    config, algorithm, envs = load_policy(run_dir, path=checkpoint, trust=args.trust)
     problems: list[str] = []
     recorder = VideoRecorder(
         lambda mode: make_env(config.env, mode), problems.append, size=args.size, fps=config.video_fps
