@@ -207,8 +207,12 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
         return None
     hidden = {*left_out, OTHER_CHAIN} if left_out else set[str]()
     first: Divergence | None = None  # with other items, while those that both have are equal
+    only_a, only_b = dict[str, None](), dict[str, None]()
     for (at, one), (_, other) in zip(a.events(number, hidden), b.events(number, hidden), strict=False):
         differing = _differing(one, other)
+        if differing[:1] != [OTHER_EVENT]:
+            only_a |= dict.fromkeys(name for name in one.values if name not in other.values)
+            only_b |= dict.fromkeys(name for name in other.values if name not in one.values)
         if first is not None:
             differing = [name for name in differing if name not in (OTHER_ITEMS, OTHER_CHAIN)]
         if not differing:
@@ -217,11 +221,7 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
         value_a, value_b = _values(item, one, other)
         names = [name for name in one.values if name in other.values and name != OTHER_ENV_STEPS]
         iteration, before = a.first_end(reversed(range(at)))
-        only_a, only_b = ([], []) if first is None else (first.only_a, first.only_b)
-        if item != OTHER_EVENT:
-            only_a = [*dict.fromkeys([*only_a, *(name for name in one.values if name not in other.values)])]
-            only_b = [*dict.fromkeys([*only_b, *(name for name in other.values if name not in one.values)])]
-        found = Divergence(
+        divergence = Divergence(
             line=at + 2,
             iteration=iteration,
             env_steps_before=before,
@@ -233,12 +233,12 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
             equal_before=names[: names.index(item)] if item in names else [],
             a=value_a,
             b=value_b,
-            only_a=only_a,
-            only_b=only_b,
+            only_a=[*only_a],
+            only_b=[*only_b],
         )
         if item != OTHER_ITEMS:
-            return found
-        first = found
+            return divergence
+        first = divergence
     return first
 
 
@@ -260,9 +260,9 @@ def _values(item: str, one: Event, other: Event) -> tuple[str, str]:
         return str(one), str(other)
     if item != OTHER_ITEMS:
         return one.values[item], other.values[item]
-    pairs = (one.values, other.values), (other.values, one.values)
-    only = [[name for name in mine if name not in theirs] for mine, theirs in pairs]
-    if not any(only):
+    if {*one.values} == {*other.values}:
         return next((a, b) for a, b in zip(one.values, other.values, strict=True) if a != b)
+    pairs = (one.values, other.values), (other.values, one.values)
+    only = ([name for name in mine if name not in theirs] for mine, theirs in pairs)
     a, b = (few(names) or "nothing that the other lacks" for names in only)
     return a, b

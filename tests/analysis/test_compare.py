@@ -156,6 +156,10 @@ def test_the_first_item_of_those_that_both_runs_have_is_named_where_names_differ
     assert headline(result) == f"diverged {SECOND}, step 2: noise"
     assert (at.item, at.further, at.equal_before) == ("noise", ["reward"], ["obs", "policy"])
     assert (at.only_a, at.only_b) == (["own"], many)
+    # Items that only one run has are named also if they are of another event before that.
+    between = compared(a, renamed(b, "update", ["gradient", "loss", "params", "clipped"])).divergence
+    assert between is not None
+    assert (between.item, between.only_b) == ("noise", [*many, "clipped"])
     text = report(result)
     assert max(map(len, text.splitlines())) < 250
     assert "  only a own" in text.splitlines()
