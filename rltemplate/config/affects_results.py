@@ -60,8 +60,8 @@ _IDLE_PACKAGES = {
     *("absl-py", "markdown", "markdown-it-py", "mdurl", "pygments", "googleapis-common-protos"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions"),
     *("contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "platformdirs"),
-    # reading of records
-    "msgspec",
+    # records, and locks of folders
+    *("msgspec", "filelock"),
     # searching
     *("optuna", "alembic", "colorlog", "mako", "sqlalchemy", "tqdm"),
     # the site

@@ -148,11 +148,12 @@ def folder(text: str) -> Path:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             path.lstat()
         # A broken link does not exist, and no folder can be made in its place.
-        there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+        parts = path.absolute(), *path.absolute().parents
+        lowest = next(each for each in parts if os.path.lexists(each))
     except (OSError, RuntimeError) as error:  # longer than any name, or ~somebody without a home here
         raise ConfigError(f"cannot be made, {getattr(error, 'strerror', None) or error.args[-1]}") from None
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise ConfigError(f"cannot be made, {there} is no folder that can be written")
+    if not (lowest.is_dir() and os.access(lowest, os.W_OK | os.X_OK)):
+        raise ConfigError(f"cannot be made, {lowest} is no folder that can be written")
     return path
 
 

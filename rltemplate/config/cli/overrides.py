@@ -83,25 +83,27 @@ def assigned(key: str, value: Any) -> str:
 
 def wrong_key(key: str, algorithm: str) -> str:
     """The answer to an unknown key: the nearest known one, and the keys beside it."""
-    known = [name for name in key_types(algorithm) if name not in IDENTITY]
+    keys = [name for name in key_types(algorithm) if name not in IDENTITY]
     parent = key.rpartition(".")[0]
-    prefix = f"{parent}." if any(name.startswith(f"{parent}.") for name in known) else ""
-    beside = [name.removeprefix(prefix) for name in known if name.startswith(prefix)]
+    prefix = f"{parent}." if any(name.startswith(f"{parent}.") for name in keys) else ""
+    beside = [name.removeprefix(prefix) for name in keys if name.startswith(prefix)]
     beside = [*([] if prefix else group_names()), *(name for name in beside if "." not in name)]
     owner = next((name for name in ALGORITHMS if key in key_types(name)), None)
     if owner is not None:
-        said = f"algo={algorithm} has no such key, algo={owner} has; "
+        answer = f"algo={algorithm} has no such key, algo={owner} has; "
     else:
-        names = [*known, *group_names(), LAUNCHER]
+        names = [*keys, *group_names(), LAUNCHER]
         spoken = {name.rpartition(".")[2]: name for name in reversed(names)}
         for name, aliases in _ELSEWHERE.items():
             if name in names or "=" in name:
                 spoken |= dict.fromkeys(aliases.split(), name)
         last = key.rpartition(".")[2].lower()
         spoken |= {name: name for name in names}
-        said = f"no such key; {nearest(last if last in spoken else key, spoken)}"
+        answer = f"no such key; {nearest(last if last in spoken else key, spoken)}"
     where = f"conf/{parent.partition('.')[0]}/" if prefix else "conf/config.yaml"
-    return f"{said}allowed{f' in {parent}' if prefix else ''}: {few([*dict.fromkeys(beside)], ENOUGH, where)}"
+    return (
+        f"{answer}allowed{f' in {parent}' if prefix else ''}: {few([*dict.fromkeys(beside)], ENOUGH, where)}"
+    )
 
 
 def wrong_value(key: str, value: str, algorithm: str) -> str:
@@ -181,7 +183,6 @@ def _check_key(key: str, word: str, words: Iterable[str]) -> None:
 def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -> Override:
     kinds = [kinds[key] for name in ALGORITHMS if key in (kinds := key_types(name))]
     is_text = key in group_names() or any(kind in (str, str | None) for kind in kinds)
-    expected = wrong_value(key, value, next(iter(ALGORITHMS)))
     # A note is never a list, and so is not read as one.
     prose = key == "note" and value != "null" and not _is_quoted(value)
     if not prose:
@@ -191,10 +192,9 @@ def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -
     kept = "++" if added else sign if key.startswith("hydra") else ""
     # A colon within a key, as in {package.module:Class:{}}, has to be escaped for Hydra.
     value = re.sub(r"([\w.]+):(\w+):(?=\s*(\{|null))", r"\1\:\2:", value) if added else value
-    override, texts = (
-        None,
-        [] if prose else [value] if is_text or value.isascii() else [value, _quoted(value)],
-    )
+    texts, override = [] if prose else [value], None
+    if not (prose or is_text or value.isascii()):
+        texts.append(_quoted(value))
     for text in texts:
         # ValueError: a number of thousands of digits; RecursionError: thousands of brackets.
         with suppress(HydraException, ValueError, RecursionError):
@@ -203,7 +203,7 @@ def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -
         value = QuotedString(literal(value) if key == "note" else value, Quote.double).with_quotes()
         override = parser.parse_overrides([f"{key}={value}"])[0]
     if override is None:
-        expected = expected or "it cannot be read as key=value"
+        expected = wrong_value(key, value, next(iter(ALGORITHMS))) or "it cannot be read as key=value"
         raise ConfigError(f"{word}: {expected}; quotes and brackets come in pairs, as in seed=range(1,3)")
     for each in sweep_values(override) if bool in kinds else ():
         check_booleans({key: each})
@@ -235,16 +235,15 @@ def _quoted(value: str) -> str:
         return QuotedString(value.strip(), Quote.double).with_quotes()
 
     def quote(text: re.Match[str]) -> str:
-        kept = text[0].isascii() or text[0][0] in "'\""
-        return text[0] if kept else QuotedString(text[0].strip(), Quote.double).with_quotes()
+        plain = text[0].isascii() or text[0][0] in "'\""
+        return text[0] if plain else QuotedString(text[0].strip(), Quote.double).with_quotes()
 
     return re.sub(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,{}\[\]():'"]+""", quote, value)
 
 
 def _check_size(word: str, value: str) -> None:
     """Raise `ConfigError` for a value that would keep Hydra's parser busy for minutes, or end it."""
-    bracketed = {*"([{"}.intersection(value)
-    most = _MOST_IN_BRACKETS if bracketed else JOBS_AT_MOST
+    most = _MOST_IN_BRACKETS if {*"([{"}.intersection(value) else JOBS_AT_MOST
     if value.count(",") >= most:
         raise ConfigError(f"{word}: more than {most:,} values; of numbers, range(1,1001) is a shorter form")
     if re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", value):
