@@ -193,16 +193,16 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
 def _by_code(runs: Sequence[Run], contents: dict[str, dict[str, str] | None]) -> Iterator[list[Run]]:
     """Runs with the same values, divided by the code that any of them used."""
     used = [run.record.used for run in runs]
-    counts, found = code_rule(*map(files_of, used)), dict[str, list[Run]]()
+    counts, groups = code_rule(*map(files_of, used)), dict[str, list[Run]]()
     for run, code in zip(runs, used, strict=True):
         git = run.record.git
         if (name := f"{git.tree} {git.left_out()}") not in contents:
             contents[name] = code_contents(PROJECT, git)
-        known = contents[name]
-        key = name if known is None else code_digest(known, counts)
+        content = contents[name]
+        key = name if content is None else code_digest(content, counts)
         outside = "" if code is None or None in used else f" {sorted(code.outside.items())}"
-        found.setdefault(key + outside, []).append(run)
-    yield from found.values()
+        groups.setdefault(key + outside, []).append(run)
+    yield from groups.values()
 
 
 def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> list[str]:

@@ -81,9 +81,9 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
 
 def search_chart(folder: Path) -> Chart:
     """The trials of a search, the best value so far, and how much each key matters."""
-    found = SearchRecord.read(folder)
-    trials = [(each.number, each.value, each.state) for each in found.trials if each.value is not None]
-    words = " ".join([f"sweep={found.sweep}", *found.words])
+    record = SearchRecord.read(folder)
+    trials = [(each.number, each.value, each.state) for each in record.trials if each.value is not None]
+    words = " ".join([f"sweep={record.sweep}", *record.words])
     ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")
     best = list(accumulate(ended, lambda so_far, trial: (trial[0], max(so_far[1], trial[1]))))
     pruned = [(number, value) for number, value, state in trials if state == "PRUNED"]
@@ -94,9 +94,9 @@ def search_chart(folder: Path) -> Chart:
     ]
     title = "return by trial: dots, the best so far, and grey the pruned ones"
     panels = [Panel(title, lines, across="trial")]
-    if found.importances:
-        panels.append(Panel("importance", [], bars=found.importances))
-    return Chart(paths.safe_name(folder.name), f"Search {words}: {len(found.trials)} trials", panels)
+    if record.importances:
+        panels.append(Panel("importance", [], bars=record.importances))
+    return Chart(paths.safe_name(folder.name), f"Search {words}: {len(record.trials)} trials", panels)
 
 
 def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:

@@ -101,10 +101,9 @@ def code_rule(*used: Collection[str] | None) -> Callable[[str], bool]:
 
     A file counts if any of the runs used it. Where that is unknown of one of them (None), its name decides.
     """
-    known = [files for files in used if files is not None]
-    if not known or len(known) < len(used):
+    if not used or None in used:
         return _is_code_by_name
-    files = {file for each in known for file in each}
+    files = {file for each in used for file in each or ()}
     packages = {path.rpartition("/")[0] for path in files if path.endswith("/__init__.py")}
     inside = {str(folder) for file in files for folder in PurePosixPath(file).parents}  # such as a submodule
 

@@ -243,8 +243,8 @@ class _Search:
             words = " ".join(starmap(assigned, self._params(trial).items()))
             best = self._best()
             whose = f"trial {best[0].number}" if len(best) == 1 else f"{len(best)} trials alike"
-            found, highest = show(trial.value or 0.0), show(best[0].value or 0.0)
-            say(f"trial {trial.number}: {words}, return {found} (best {highest}, {whose})")
+            score, highest = show(trial.value or 0.0), show(best[0].value or 0.0)
+            say(f"trial {trial.number}: {words}, return {score} (best {highest}, {whose})")
         with self._one_at_a_time:
             self._write({})
 

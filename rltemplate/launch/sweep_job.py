@@ -98,11 +98,11 @@ def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None
     prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, entry.job, values])}"
     run_dir = run_folder(config, f"{prefix}{secrets.token_hex(2)}", entry.overrides)
     earlier = (path.parent for path in run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"))
-    there = next((each for each in earlier if not only_begins_anew(each)), None)
-    run_dir = there or run_dir
+    begun = next((each for each in earlier if not only_begins_anew(each)), None)
+    run_dir = begun or run_dir
     entry.run_id, entry.run_dir = run_dir.name, os.path.relpath(run_dir, folder)
     command, sweep = record.commands[-1], SweepMembership(id=record.id, dir=str(folder), job=entry.job)
-    if there is not None:
+    if begun is not None:
         return resume_job(run_dir, command, typed=config, accept=record.accept, sweep=sweep)
     job = new_job(config, command, entry.overrides, auto_compile="compile" in auto, sweep=sweep)
     return replace(job, run_id=run_dir.name, run_dir=str(run_dir))

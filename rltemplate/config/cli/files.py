@@ -31,8 +31,8 @@ def option_files(group: str, more: Iterable[Path] = ()) -> dict[str, Path]:
 
     A leading underscore marks a file that others build on.
     """
-    found = [path for folder in (*more, CONF) for path in (folder / group).glob("*.yaml")]
-    files = {path.stem: path for path in found if path.is_file()}
+    paths = [path for folder in (*more, CONF) for path in (folder / group).glob("*.yaml")]
+    files = {path.stem: path for path in paths if path.is_file()}
     return {name: files[name] for name in sorted(files) if not name.startswith("_")}
 
 
