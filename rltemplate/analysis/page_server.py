@@ -84,10 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
             "Content-Type": f"text/{'html' if status == 200 else 'plain'}; charset=utf-8",
             "Content-Length": str(len(content)),
             "Cache-Control": "no-store",
-            "Cross-Origin-Resource-Policy": "same-origin",
-            "Referrer-Policy": "no-referrer",
+            "Referrer-Policy": "no-referrer",  # whoever knows the address may read the page
             "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
         }
         for name, value in headers.items():
             self.send_header(name, value)

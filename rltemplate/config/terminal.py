@@ -17,23 +17,16 @@ from typing import Any, TextIO
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
-class _Escapes(dict[int, str]):
-    """The text for each character: itself, or its escape in Python for a control or a reversed direction."""
-
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        # Controls, formats such as U+202E, halves of characters and unknown ones; separators of lines.
-        obeyed = unicodedata.category(character)[0] == "C" or unicodedata.category(character) in ("Zl", "Zp")
-        self[code] = repr(character)[1:-1] if obeyed and character not in "\n\t" else character
-        return self[code]
-
-
-_ESCAPES = _Escapes()
-
-
 def escaped(text: str) -> str:
     """`text` without colours, and with other characters that a terminal would obey written as `\\x1b`."""
-    return _COLOUR.sub("", text).translate(_ESCAPES)
+    text = _COLOUR.sub("", text)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    """The character, or its escape in Python for a control, a format such as U+202E or half a character."""
+    plain = character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
+    return character if plain else repr(character)[1:-1]
 
 
 class _Escaping:
