@@ -36,7 +36,7 @@ from rltemplate.run.lines import cut_file, lock
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
-from rltemplate.run.used_code import UsedCode, files_of, outside_changes
+from rltemplate.run.used_code import UsedCode, digests_now, files_of
 from rltemplate.run.validation import typed
 
 ACCEPT = "changes"
@@ -88,12 +88,12 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
             )
         typed(checkpoint.state, _State, name)
         check_networks(config.algo, checkpoint.state, name)
-    if checkpoint is None:
-        if record.status == FINISHED or _nothing_kept(run_dir, config.checkpoint_every):
-            raise ConfigError(
-                f"{run_dir.name}: has no checkpoint, and starting again would overwrite what it has shown; "
-                "begin a new run instead"
-            )
+    elif record.status == FINISHED or _nothing_kept(run_dir, config.checkpoint_every):
+        raise ConfigError(
+            f"{run_dir.name}: has no checkpoint, and starting again would overwrite what it has shown; "
+            "begin a new run instead"
+        )
+    else:
         notes.append("no checkpoint was finished, so the run starts again from its beginning")
     if added:
         notes.append(about_added(run_dir.name, added))
@@ -179,57 +179,66 @@ def check_changes(
     snapshot: GitRecord,
     accept: bool,
     used: Sequence[UsedCode | None] = (),
+    now: UsedCode | None = None,
 ) -> dict[str, list[str]]:
     """Changes of code and libraries since the run or sweep `name` was recorded, if they may change results.
 
-    `used` is the code that runs of it have used. Raises ConfigError for any change unless `accept` is set.
-    Without git, code is not compared.
+    `used` is the code that runs of it have used, and `now` that of a resumed process, which is known once it
+    has its environments. Raises ConfigError for any change unless `accept` is set. Without git, only code
+    outside of it is compared.
     """
-    here = package_versions(compiles=COMPILER in versions)
-    found = {"code": _changed_code(git, snapshot, used)}
-    found["libraries"] = [
-        f"{package} {version} -> {here.get(package)}"
+    files = _changed_files(git, snapshot, used if now is None else [*used, now])
+    present = package_versions(compiles=COMPILER in versions)
+    libraries = [
+        f"{package} {version} -> {present.get(package)}"
         for package, version in versions.items()
-        if package_affects_results(package) and version != here.get(package)
+        if package_affects_results(package) and version != present.get(package)
     ]
-    changed = {what: named for what, named in found.items() if named}
-    for what, named in changed.items():
+    changes = {"code": [*files, *_changed_outside(used, now)], "libraries": libraries}
+    changed = {what: names for what, names in changes.items() if names}
+    for what, names in changed.items():
         if not accept:
-            how = f" (git worktree add --detach FOLDER {git.ref})" if what == "code" and git.ref else ""
-            raise _began_with_other(name, what, named, how)
+            in_git = names[:1] == files[:1] and git.ref
+            how = f" (git worktree add --detach FOLDER {git.ref})" if in_git else ""
+            raise ConfigError(
+                f"{name} began with other {what}: {few(names)}\n"
+                f"bring back what it had{how}, or go on all the same with accept={ACCEPT}"
+            )
     return changed
 
 
 def check_used(continuation: Continuation, snapshot: GitRecord, used: UsedCode, accept: bool) -> None:
-    """Add changes of code that only the resumed process shows, once it has its environments, to its part.
+    """Compare the code again, once a resumed process has its environments and thus shows what it uses.
 
-    That is code outside of the repository, and files that only this part of the run uses. Raises ConfigError
-    for any unless `accept` is set.
+    Changes are added to the facts about its part. Raises ConfigError for any unless `accept` is set.
     """
-    record, part = continuation.record, continuation.part
-    if record.used is None:
-        return
-    changed = [*outside_changes(record.used, used), *_changed_code(record.git, snapshot, [record.used, used])]
-    named = [name for name in changed if name not in part.changed.get("code", ())]
-    if named and not accept:
-        raise _began_with_other("the run", "code", named)
-    if named:
-        part.changed["code"] = [*part.changed.get("code", ()), *named]
+    record = continuation.record
+    if record.used is not None:
+        continuation.part.changed |= check_changes(
+            "the run", record.git, record.versions, snapshot, accept, [record.used], used
+        )
 
 
-def _changed_code(git: GitRecord, snapshot: GitRecord, used: Sequence[UsedCode | None]) -> list[str]:
+def _changed_files(git: GitRecord, snapshot: GitRecord, used: Sequence[UsedCode | None]) -> list[str]:
     if git.tree is None or snapshot.tree is None:
         return []
-    if (files := files_between(paths.PROJECT, git, snapshot)) is None:
+    files = files_between(paths.PROJECT, git, snapshot)
+    if files is None:
         return ["the recorded code is not in this repository"]
     return [*filter(code_rule(*map(files_of, used)), files)]
 
 
-def _began_with_other(name: str, what: str, named: Sequence[str], how: str = "") -> ConfigError:
-    return ConfigError(
-        f"{name} began with other {what}: {few(named)}\n"
-        f"bring back what it had{how}, or go on all the same with accept={ACCEPT}"
-    )
+def _changed_outside(used: Sequence[UsedCode | None], now: UsedCode | None) -> list[str]:
+    """Names of code outside of the repository that is not as in any of the runs.
+
+    Before the environments are made, code that is not found does not count: they may change the import path.
+    """
+    digests = dict[str, set[str]]()
+    for name, digest in (part for each in used if each is not None for part in each.outside.items()):
+        digests.setdefault(name, set()).add(digest)
+    present = (now or digests_now(paths.PROJECT, UsedCode(outside=dict.fromkeys(digests, "")))).outside
+    names = sorted({*digests, *present} if now else present)
+    return [name for name in names if present.get(name) not in digests.get(name, ())]
 
 
 def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:

@@ -41,7 +41,7 @@ from rltemplate.run.record import (
 )
 from rltemplate.run.sinks import make_sinks
 from rltemplate.run.sinks.sink import RunFacts
-from rltemplate.run.used_code import CodeWatch
+from rltemplate.run.used_code import CodeWatch, UsedCode
 
 
 def settled(job: Job) -> Job:
@@ -101,7 +101,8 @@ class TrainingRun:
         self._unlock: Callable[[], None] | None = None
         self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
         self._settings: Mapping[str, Any] = {}
-        self._code: CodeWatch | None = None  # once there is a snapshot
+        self._code: CodeWatch  # from `find_checkpoint` on
+        self._used: UsedCode  # from `begin` on
         self._continuation: Continuation | None = None
         self._record: RunRecord | None = None  # of a run that has begun
         self._logger: Logger | None = None
@@ -121,18 +122,16 @@ class TrainingRun:
         self._git = snapshot.take_snapshot(PROJECT) if shared is None else GitRecord(**shared)
         if self._job.resume:
             self._continuation = find_continuation(self._job, self._git)
-        self._code = CodeWatch(
-            PROJECT, self._git, aside=(self._path, Path(self.config.runs_dir).expanduser())
-        )
+        runs_dir = Path(self.config.runs_dir).expanduser()
+        self._code = CodeWatch(PROJECT, self._git, aside=(self._path, runs_dir))
 
     def begin(self, algorithm: Algorithm, facts: DeterminismFacts) -> None:
         """Make the folder, or resume in it; from here on the record says how the run ends."""
-        self._settings = facts.settings
+        self._settings, self._used = facts.settings, self._code.used()
         if self._continuation is None:
             self._record = self._begin(facts)
         else:
-            if self._code is not None:
-                check_used(self._continuation, self._git, self._code.used(), self._job.accept)
+            check_used(self._continuation, self._git, self._used, self._job.accept)
             if self._continuation.checkpoint is not None:
                 restore(algorithm, self._continuation.checkpoint)
             self._record = self._resume(self._continuation)
@@ -158,7 +157,7 @@ class TrainingRun:
             logger.message(f"code not recorded: {self._git.problem}")
         if self._git.skipped:
             logger.message(f"not in the snapshot of the code: {few(self._git.reasons())}")
-        if self._code is not None and self._code.places:
+        if self._code.places:
             logger.message(
                 f"code from outside of the repository, of which only a digest is recorded: {self._code}"
             )
@@ -214,7 +213,7 @@ class TrainingRun:
                 overrides=job.overrides,
                 sweep=job.sweep,
                 git=self._git,
-                used=None if self._code is None else self._code.used(),
+                used=self._used,
                 determinism=facts,
                 environment=influences(os.environ, self.config.compile),
                 versions=package_versions(self.config.compile),
@@ -242,8 +241,8 @@ class TrainingRun:
         part.commit = git.commit
         record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
         record.env_steps = None
-        if self._code is not None and record.used is not None:
-            record.used = self._code.used().joined(record.used)
+        if record.used is not None:
+            record.used = self._used.joined(record.used)
         record.resumed = [*record.resumed, part]
         if git.commit is not None and (git.commit, git.left_out()) != (before.commit, before.left_out()):
             record.git = git
@@ -265,7 +264,7 @@ class TrainingRun:
         if self._logger is not None:
             record.final_metrics = dict(self._logger.final_metrics)
             record.duration_s = max(record.duration_s or 0.0, self._logger.seconds())
-        if self._code is not None and record.used is not None:
+        if record.used is not None:
             record.used = record.used.joined(self._code.used())  # with modules that were imported late
         if self._observers is not None and self._observers.trace is not None:
             record.trace = self._observers.trace.facts()

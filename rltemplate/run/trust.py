@@ -15,11 +15,10 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib import metadata, util
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from itertools import chain
 from pathlib import Path
-from pkgutil import get_importer
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -28,6 +27,7 @@ from rltemplate.interfaces import ConfigError
 from rltemplate.run.git.command import repository
 from rltemplate.run.git.origin import made_here
 from rltemplate.run.git.snapshot import RESERVED
+from rltemplate.run.module_specs import module_specs
 from rltemplate.run.paths import CONFIG, ID, PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.run.validation import parse_yaml
@@ -112,41 +112,9 @@ def _size(arguments: Any) -> float:
 
 def _belongs_here(module: str, project: Path) -> bool:
     """True if importing a module executes only installed files, and files that are committed here."""
-    specs = [*_specs(module)]
+    # A `__main__` does something when it is imported.
+    specs = [] if "__main__" in module.split(".") else [*module_specs(module)]
     return bool(specs) and all(_is_installed(spec) or _is_committed(spec, project) for spec in specs)
-
-
-def _specs(module: str) -> Iterator[ModuleSpec]:
-    """A module and the packages around it, the outermost first, found without importing any; none: missing.
-
-    A package without `__init__.py` has no code, and is left out.
-    """
-    top, *rest = module.split(".")
-    if "__main__" in (top, *rest):  # which does something when it is imported
-        return
-    with suppress(ImportError, ValueError):
-        spec, name = util.find_spec(top), top
-        found = [spec]
-        for part in rest:
-            name = f"{name}.{part}"
-            found.append(None if spec is None else _inside(spec, name))
-            spec = found[-1]
-        if spec is not None:
-            yield from (each for each in found if each is not None and each.origin)
-
-
-def _inside(package: ModuleSpec, name: str) -> ModuleSpec | None:
-    """A module in a package. Python's own search would import a package without `__init__.py`."""
-    folders: list[str] = []
-    for folder in package.submodule_search_locations or ():
-        importer: Any = get_importer(folder)
-        spec: ModuleSpec | None = None if importer is None else importer.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            return spec
-        folders += () if spec is None else spec.submodule_search_locations or ()
-    spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = folders
-    return spec if folders else None
 
 
 def _is_installed(spec: ModuleSpec) -> bool:

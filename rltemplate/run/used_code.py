@@ -11,14 +11,14 @@ ignored file that was opened. It is not stored; a digest lets other code of the 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.machinery import ModuleSpec
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from rltemplate.config.command_args import few
 from rltemplate.config.secrets import masked
 from rltemplate.run.git.command import GitError, as_text, repository
 from rltemplate.run.git.snapshot import GitRecord
+from rltemplate.run.module_specs import module_specs
 
 _MOST_FILES = 2000  # of a package outside that its digest knows; its source comes first
 _WHOLE_BYTES = 100_000_000  # of a package outside that its digest reads; of what is beyond, the sizes count
@@ -147,9 +148,14 @@ class CodeWatch:
 
 def digests_now(project: Path, used: UsedCode) -> UsedCode:
     """`used` with the digests that its code outside has now, without what is gone. Nothing is imported."""
-    places = {name: _ignored_file(project, name) or _find(name) for name in used.outside}
-    known = {name: file for name, file in places.items() if file is not None}
-    return UsedCode(files=used.files, outside=_digests(known))
+    places = {name: _ignored_file(project, name) or _module_file(name) for name in used.outside}
+    present = {name: file for name, file in places.items() if file is not None}
+    return UsedCode(files=used.files, outside=_digests(present))
+
+
+def _module_file(name: str) -> Path | None:
+    spec = next((each for each in module_specs(name) if each.name == name and each.has_location), None)
+    return None if spec is None else Path(f"{spec.origin}")
 
 
 def _ignored_file(project: Path, name: str) -> Path | None:
@@ -206,8 +212,12 @@ def _parents(name: str) -> set[str]:
 
 @cache
 def _installed_names(_import_path: tuple[str, ...]) -> Collection[str]:
-    """The first parts of names of modules in installed packages; asking takes a tenth of a second."""
-    return packages_distributions().keys()
+    """The first parts of the names of files of installed packages, and of modules where these are not listed.
+
+    `packages_distributions()` gives the same, and takes ten times as long.
+    """
+    lists = (each.read_text(name) or "" for each in distributions() for name in ("RECORD", "top_level.txt"))
+    return {re.split("[/.,]", line, maxsplit=1)[0] for text in lists for line in text.splitlines()}
 
 
 class _Installed:
@@ -254,19 +264,6 @@ def _is_program(file: Path) -> bool:
 @cache
 def _real_folder(path: str) -> Path:
     return Path(path).resolve()
-
-
-def _find(name: str) -> Path | None:
-    """The file of a module, without importing the packages around it."""
-    spec: ModuleSpec | None = None
-    path: Sequence[str] | None = None
-    for full in sorted({*_parents(name), name}, key=len):
-        found = (each.find_spec(full, path) for each in sys.meta_path if hasattr(each, "find_spec"))
-        spec = next(filter(None, found), None)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations
-    return None if spec is None or not spec.has_location else Path(f"{spec.origin}")
 
 
 def _digests(places: Mapping[str, Path]) -> dict[str, str]:

@@ -38,7 +38,7 @@ def repo(tmp_path: Path) -> Path:
     write(*(repo / name for name in ("ignored/__init__.py", "ignored/maps/1.txt", "pack/made.py")))
     write(*(repo / name for name in ("levels.csv", "notes.txt", "data/big.npz", "runs/r/a.npz", "run.log")))
     write(*(away / name for name in ("linked/__init__.py", "front.py", "space/inside.py", "plain.py")))
-    write(away / "lone.py")
+    write(away / "lone.py", away / "space" / "sub" / "deep.py")
     (repo / "linked").symlink_to(away / "linked")
     (repo / "plain.py").symlink_to(away / "plain.py")
     (repo / "alias.py").symlink_to("env.py")
@@ -99,24 +99,34 @@ def json_file() -> str:
 
 def test_other_code_outside_has_another_digest(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = repo.parent / "away"
-    imported = modules(ignored=repo / "ignored" / "__init__.py", front=away / "front.py")
+    deep = away / "space" / "sub" / "deep.py"
+    imported = modules(
+        ignored=repo / "ignored" / "__init__.py", front=away / "front.py", space__sub__deep=deep
+    )
     monkeypatch.setattr(sys, "path", [str(repo), str(away), *sys.path])
-    looked = watch(repo)
+    code = take_snapshot(repo)
+    looked = CodeWatch(repo, code)
     first = looked.used(imported)
     assert str(away / "front.py") in str(looked)
     (repo / "ignored" / "maps" / "1.txt").read_text()
     write(repo / "ignored" / "README.md", repo / "ignored" / "__pycache__" / "x.pyc")
     assert looked.used(imported) == digests_now(repo, first) == first
     before = first
-    for changed in (away / "front.py", repo / "ignored" / "maps" / "1.txt", repo / "ignored" / "new.py"):
+    ignored = repo / "ignored"
+    for changed in (away / "front.py", deep, ignored / "maps" / "1.txt", ignored / "new.py"):
         write(changed, text="x = 2\n")
         now = looked.used(imported)
-        name = "front" if changed.parent == away else "ignored"
+        name = {away: "front", deep.parent: "space.sub.deep"}.get(changed.parent, "ignored")
         assert [*outside_changes(before, now)] == [name]
         assert digests_now(repo, first) == now  # as `baseline=` finds it, which imports nothing
         before = now
+        # As a sweep that goes on finds it, and a resume before its environments are made.
+        with pytest.raises(ConfigError, match=f"it began with other code: .*{name}"):
+            check_changes("it", code, {}, code, accept=False, used=[first])
+        assert check_changes("it", code, {}, code, accept=False, used=[first, now, None]) == {}
     (away / "front.py").unlink()
-    assert [*digests_now(repo, first).outside] == ["ignored"]
+    assert [*digests_now(repo, first).outside] == ["ignored", "space.sub.deep"]
+    assert check_changes("it", code, {}, code, accept=False, used=[now]) == {}
     assert outside_changes(None, first) == {}  # recorded by an earlier version
 
 
@@ -213,7 +223,7 @@ def test_a_resume_compares_what_either_part_of_the_run_used(
     write(repo / "levels.csv", text="new\n")
     with pytest.raises(ConfigError, match=r"it began with other code: levels\.csv"):
         check()
-    assert check("pack/a.py", accept=True, pack="2") == {"code": ["levels.csv", "pack", "pack/a.py"]}
+    assert check("pack/a.py", accept=True, pack="2") == {"code": ["levels.csv", "pack/a.py", "pack"]}
     record.used = None  # recorded by an earlier version: names decide
     by_name = ["Dockerfile", "figure.png", "levels.csv", "notes.txt", "pack/a.py"]
     assert check(accept=True) == {"code": by_name}
