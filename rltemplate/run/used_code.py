@@ -100,11 +100,12 @@ class CodeWatch:
         # A module inside of a package that is known belongs to it: torch's compiler makes some of its own.
         ends = set[str]()
         for name, file in _modules(sys.modules if modules is None else modules):
-            if (path := self._path(file)) is not None and not installed.has(file):
+            is_installed = installed.has(file)
+            if not is_installed and (path := self._path(file)) is not None:
                 files.add(path)
             elif name not in _OF_ENVIRONMENTS and not _parents(name) & ends:
                 ends.add(name)
-                if not installed.has(file):
+                if not is_installed:
                     outside[name] = file
         packages = {file.parent for file in outside.values() if _is_package(file)}  # with their data
         opened = [Path(path) for path in sorted([*_opened])]
@@ -135,15 +136,13 @@ class CodeWatch:
 
     def _is_data(self, file: Path) -> bool:
         """True for a file of the repository that git ignores and that is neither a cache nor of a run."""
-        if not file.is_relative_to(self._top) or not file.is_file() or self._recorded is None:
+        if self._recorded is None or not file.is_relative_to(self._top) or not file.is_file():
             return False
-        if _is_program(file):
+        parts = file.relative_to(self._top).parts
+        if file.suffix in (".py", ".pyc") or any(part.startswith((".", "__")) for part in parts):
             return False
-        inside = file.relative_to(self._top)
-        if file.suffix in (".py", ".pyc") or any(part.startswith((".", "__")) for part in inside.parts):
-            return False
-        folders = [folder for folder in file.parents if folder.is_relative_to(self._top)]
-        return not any((folder / "pyvenv.cfg").exists() for folder in folders)
+        folders = (folder for folder in file.parents if folder.is_relative_to(self._top))
+        return not _is_program(file) and not any((folder / "pyvenv.cfg").exists() for folder in folders)
 
 
 def digests_now(project: Path, used: UsedCode) -> UsedCode:
@@ -235,10 +234,13 @@ class _Installed:
 
     def has(self, file: Path) -> bool:
         folder = _real_folder(str(file.parent))
-        root, real = self._root_of(str(folder)), folder / file.name
-        if root in self._python or _is_program(real):
-            return True
-        return root is not None and self._has_packages(root) and _top_name(real, root) in self._names
+        root = self._root_of(str(folder))
+        if root is not None and self._has_packages(root):
+            # The name of the package, which may be imported by another name.
+            top = str(folder / file.name)[len(root) + 1 :].partition(os.sep)[0].partition(".")[0]
+            if top in self._names:
+                return True
+        return root in self._python or _is_program(folder / file.name)
 
     def _find_root(self, folder: str) -> str | None:
         roots = (*self._roots, *self._python)
@@ -248,11 +250,6 @@ class _Installed:
         """True for a folder into which packages are installed. The source of an editable one is none."""
         folder = Path(root)
         return folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
-
-
-def _top_name(file: Path, root: str) -> str:
-    """The name of the package below `root` that has a file, which may be imported by another name."""
-    return file.relative_to(root).parts[0].partition(".")[0]
 
 
 def _is_program(file: Path) -> bool:

@@ -53,7 +53,8 @@ class GitError(ConfigError):
 class Git:
     """Git in the repository around `project`, with a private index in `scratch`.
 
-    `prefix` is the project's folder in the repository: empty, or with a slash behind it.
+    `prefix` is the project's folder in the repository: empty, or with a slash behind it. `common` is the
+    folder of git, which linked worktrees share.
     """
 
     def __init__(self, project: Path, scratch: Path) -> None:
@@ -61,19 +62,21 @@ class Git:
         passed = {k: v for k, v in given if not k.startswith("GIT_") or k.startswith(_KEPT_VARIABLES)}
         self.env = passed | _OWN_VARIABLES
         self.top = project
-        self.failing = set[str]()  # filters of file contents that are not called
-        words = ("--show-toplevel", "--show-prefix", "--git-path", "index")
+        self.failing: set[str] | None = None  # filters that are not called; None: none was tried
+        words = ("--show-toplevel", "--show-prefix", "--git-common-dir", "--git-path", "index")
         lines = [os.fsdecode(line) for line in self("rev-parse", *words).split(b"\n")]
-        if len(lines) != 4:  # three answers, and nothing behind the last line end
+        if len(lines) != 5:  # four answers, and nothing behind the last line end
             raise GitError(f"{str(project)!r}: a folder with a line break in its path is not recorded")
-        top, self.prefix, index, _ = lines
-        self.top, self.users_index, self.index = Path(top), (project / index).resolve(), scratch / "index"
+        top, self.prefix, common, index, _ = lines
+        self.top, self.common, self.users_index = Path(top), project / common, (project / index).resolve()
+        self.index = scratch / "index"
         self.env["GIT_INDEX_FILE"] = str(self.index)
 
     def __call__(self, *args: str, stdin: bytes = b"", fine: int = 0) -> bytes:
         """Standard output of one git command that exits with 0 or `fine`. Raises GitError."""
-        values = _SETTINGS | {f"filter.{name}.{key}": "" for name in self.failing for key in _OF_A_FILTER}
-        values |= {f"filter.{name}.required": "false" for name in self.failing}
+        left = self.failing or ()
+        values = _SETTINGS | {f"filter.{name}.{key}": "" for name in left for key in _OF_A_FILTER}
+        values |= {f"filter.{name}.required": "false" for name in left}
         settings = [word for key, value in values.items() for word in ("-c", f"{key}={value}")]
         command = ["git", "-C", str(self.top), *settings, *args]
         given: dict[str, Any] = {"env": self.env, "input": stdin, "timeout": _LIMIT_S}
@@ -100,18 +103,17 @@ class Git:
         """The full name of the object that a revision stands for; empty if there is none."""
         return self.line("rev-parse", "--quiet", "--verify", name, fine=1)
 
-    def leave_failing_filters(self) -> bool:
-        """Call filters that fail no more, such as that of git-lfs where it is missing; True if there are."""
+    def leave_failing_filters(self) -> None:
+        """Call filters that fail no more, such as that of git-lfs where it is missing."""
         listed = self("config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$", fine=1)
         names = {as_text(key)[len("filter.") :].rpartition(".")[0] for key in listed.split(b"\0")[:-1]}
-        attributes, before = self.index.with_name("attributes"), {*self.failing}
-        for name in sorted(names - before):
+        attributes, self.failing = self.index.with_name("attributes"), set()
+        for name in sorted(names):
             attributes.write_text(f"* filter={name}\n")
             try:
                 self("-c", f"core.attributesFile={attributes}", "hash-object", "--stdin", "--path=any")
             except GitError:
                 self.failing.add(name)
-        return self.failing != before
 
     def left_by_filters(self, paths: Sequence[bytes]) -> dict[bytes, str]:
         """The files among `paths` that need a filter which is not called, and its name."""

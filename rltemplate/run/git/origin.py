@@ -7,8 +7,7 @@ digest of its content: whoever repeats such a name can mean no other code and no
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from contextlib import suppress
 
 from rltemplate.run.git.command import Git
 
@@ -18,17 +17,12 @@ _MADE_HERE = "runs-recorded-here"
 def mark_made_here(git: Git, commit: str) -> None:
     """Remember that a run of this clone has made a commit. Raises OSError."""
     if not made_here(git, commit):
-        with _file(git).open("ab") as file:
+        with (git.common / _MADE_HERE).open("ab") as file:
             file.write(f"{commit}\n".encode())  # one write: lines of runs beside each other do not mix
 
 
 def made_here(git: Git, commit: str | None) -> bool:
     """True if a run of this clone has made the commit."""
-    if not re.fullmatch(r"[0-9a-f]{40,64}", f"{commit}") or not _file(git).exists():
-        return False
-    return f"{commit}".encode() in _file(git).read_bytes().split()
-
-
-def _file(git: Git) -> Path:
-    # Linked worktrees share this folder.
-    return git.top / git.line("rev-parse", "--git-common-dir") / _MADE_HERE
+    with suppress(FileNotFoundError):
+        return f"{commit}".encode() in (git.common / _MADE_HERE).read_bytes().split()
+    return False

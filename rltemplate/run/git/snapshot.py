@@ -9,15 +9,7 @@ A run that resumes with other code or another configuration adds a commit on top
 
 The tree has the files on disk, not those that are staged, with git's own conversions (line endings, filters
 such as LFS); ignored files stay out. A private index takes up the changes: a copy of the user's, set back to
-the base commit, so that git's remembered file times keep it fast.
-
-A snapshot may be pushed one day, so likely secrets (config/secrets.py) never enter it. Left out, and named in
-the record, are a new file whose name speaks of a secret; a new or changed file that holds a token or is
-larger than `MAX_FILE_BYTES`; of new files that take more than `MAX_NEW_BYTES` together, the largest; a file
-that git cannot take in, such as one of git-lfs where that is not installed. Of a changed file the version of
-the base commit is kept, as of a submodule. The record has sizes and digests of these, so that other content
-is other code: of a file over `MAX_FILE_BYTES` a digest of three parts, of a file with a secret one of its
-lines without secrets, and none of a file named like a secret.
+the base commit, so that git's remembered file times keep it fast. Some files are left out (selection.py).
 """
 
 from __future__ import annotations
@@ -25,19 +17,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict, TypeVar
+from typing import TypeVar
 
 import xxhash
-from msgspec import Meta
 
-from rltemplate.config.secrets import LIKELY, masked, secret_content, secret_in_name, secret_name
+from rltemplate.config.secrets import masked
 from rltemplate.run.git.command import Git, GitError, as_text, repository
 from rltemplate.run.git.origin import mark_made_here
-from rltemplate.run.paths import CONFIG, LOCK, METRICS, REF_PREFIX, TRACE
+from rltemplate.run.git.selection import SkippedFile, add_files
+from rltemplate.run.paths import CONFIG, METRICS, REF_PREFIX, TRACE
 
 # The folder in a run's commit that is not code. It was named after the package before, which a fork renames.
 RESERVED = ".runlab/run/"
@@ -45,19 +37,7 @@ _FORMER_RESERVED = re.compile(r"\.[a-z0-9_]+")
 OUTCOME = "outcome.json"
 ENDED = (OUTCOME, TRACE, METRICS)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
-MAX_FILE_BYTES = 10_000_000
-MAX_NEW_BYTES = 100_000_000
-_PART_BYTES = 1_000_000
 T = TypeVar("T")
-
-
-class SkippedFile(TypedDict):
-    """A file, or a submodule (with a slash at its end), that a snapshot lacks or holds as in its base."""
-
-    path: Annotated[str, Meta(pattern=r"[^./]")]
-    reason: NotRequired[str]
-    bytes: NotRequired[int | None]
-    digest: NotRequired[str | None]  # None: only its size is known
 
 
 @dataclass(slots=True)
@@ -271,9 +251,8 @@ def _read_work_tree(git: Git, found: GitRecord) -> None:
             old.append(path)
     # Before others are added: a folder may have become a link.
     git("update-index", "--force-remove", "-z", "--stdin", stdin=b"\0".join(gone))
-    _add(git, _select(git, old, found.skipped, new=False), found.skipped, new=False)
-    _add(git, _select(git, new, found.skipped, new=True), found.skipped, new=True)
-    _name_ignored(git, new, found.skipped)
+    add_files(git, old, found.skipped, new=False)
+    add_files(git, new, found.skipped, new=True)
     tree = git.line("write-tree")
     if git.prefix and not git.find(f"{tree}:{git.prefix}"):
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
@@ -283,46 +262,12 @@ def _read_work_tree(git: Git, found: GitRecord) -> None:
 
 
 def _despite_filters(git: Git, call: Callable[[], T]) -> T:
-    """The result of a call of git, if need be without filters that fail."""
+    """The result of a call of git; if it fails, it is called again without filters that fail."""
     try:
         return call()
     except GitError:
-        if not git.leave_failing_filters():
-            raise
+        git.leave_failing_filters()
         return call()
-
-
-def _add(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile], new: bool) -> None:
-    """Put files into the index. Those that git cannot take in are named in `skipped`, and cost no other."""
-    words = ("--add", "--remove", "--replace", "-z", "--stdin")
-    try:
-        git("update-index", *words, stdin=b"\0".join(paths))
-    except GitError as error:
-        if git.leave_failing_filters():
-            _add(git, _select(git, paths, skipped, new), skipped, new)
-        elif len(paths) == 1:
-            skipped.append(_skipped(git, paths[0], f"git cannot take it in: {error}", new))
-        else:
-            for half in (paths[: len(paths) // 2], paths[len(paths) // 2 :]):
-                _add(git, half, skipped, new)
-
-
-def _name_ignored(git: Git, new: Iterable[bytes], skipped: list[SkippedFile]) -> None:
-    """Name new files that git has left out without a word, such as `git~1`, a name of its own on Windows."""
-    known, named = {*git.names("ls-files", "-z")}, {str(each["path"]) for each in skipped}
-    lost = (path for path in new if path not in known and masked(as_text(path)) not in named)
-    reason = "git takes no file of this name"
-    skipped += [_skipped(git, path, reason, new=True) for path in lost if git.file(path).exists()]
-
-
-def _skipped(git: Git, path: bytes, reason: str, new: bool) -> SkippedFile:
-    """The entry of the record about a file that is left out."""
-    file, size = git.file(path), 0
-    with suppress(OSError):
-        size = file.lstat().st_size
-    digest = _digest(file, os.fsdecode(path), reason)
-    reason += "" if new else "; the version of the base commit is kept"
-    return {"path": masked(as_text(path)), "reason": reason, "bytes": size, "digest": digest}
 
 
 def _copy_index(git: Git, base: str) -> list[bytes]:
@@ -341,72 +286,8 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
     return staged
 
 
-def _select(git: Git, paths: Iterable[bytes], skipped: list[SkippedFile], new: bool) -> list[bytes]:
-    """Paths that may be recorded; the others are named in `skipped`."""
-    taken, total, sizes = [], 0, dict.fromkeys(paths, 0)
-    filtered = git.left_by_filters([*sizes])
-    for path in sizes:
-        with suppress(OSError):
-            sizes[path] = git.file(path).lstat().st_size
-    for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
-        reason = _why_left_out(git, path, size, new, room=MAX_NEW_BYTES - total)
-        if reason is None and path in filtered:
-            reason = f"the filter {filtered[path]} of git, which it needs, fails here"
-        if reason is None:
-            total += size
-            taken.append(path)
-        else:
-            skipped.append(_skipped(git, path, reason, new))
-    return taken
-
-
-def _digest(file: Path, path: str, reason: str) -> str | None:
-    """Stands for the content of a file without its secrets, left out for `reason`; None: all may be one."""
-    if secret_name(path):
-        return None
-    if file.is_symlink():
-        return xxhash.xxh3_128_hexdigest(masked(str(file.readlink())).encode(errors="replace"))
-    with suppress(OSError), file.open("rb") as opened:
-        size = file.stat().st_size
-        if size > MAX_FILE_BYTES:
-            digest = xxhash.xxh3_128()
-            for start in (0, size // 2, max(0, size - _PART_BYTES)):
-                opened.seek(start)
-                digest.update(opened.read(_PART_BYTES))
-            return digest.hexdigest()
-        content = opened.read()
-        if reason.startswith(LIKELY):
-            if size > _PART_BYTES:  # looking for secrets line by line would take seconds
-                return None
-            lines = (line for line in content.splitlines() if not secret_content(line, file.name))
-            content = b"\n".join(lines)
-        return xxhash.xxh3_128_hexdigest(content)
-    return None
-
-
 def _submodule_digest(folder: Path) -> str | None:
     """Stands for the work tree of a submodule."""
     inside = take_snapshot(folder)
     known = f"{inside.tree} {inside.left_out()}"
     return None if inside.tree is None else xxhash.xxh3_128_hexdigest(known.encode())
-
-
-def _why_left_out(git: Git, path: bytes, size: int, new: bool, room: int) -> str | None:
-    file = git.file(path)
-    if path.endswith(b"/"):
-        return "a git repository of its own"
-    if new and (reason := secret_name(os.fsdecode(path)) or secret_in_name(os.fsdecode(path))):
-        return reason
-    if file.is_symlink():
-        return secret_in_name(str(file.readlink()), "target")
-    # A submodule. Or the lock of a run: closing the file would end a lock that this process has on it.
-    if not file.is_file() or file.name == LOCK:
-        return None
-    if size > MAX_FILE_BYTES:
-        return f"larger than {MAX_FILE_BYTES // 1_000_000} MB"
-    if new and size > room:
-        return f"new files together exceed {MAX_NEW_BYTES // 1_000_000} MB"
-    try:
-        return secret_content(file.read_bytes(), file.name)
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"

@@ -18,7 +18,7 @@ from rltemplate.config.affects_results import code_rule
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
-from rltemplate.run.git import changes, snapshot
+from rltemplate.run.git import changes, selection, snapshot
 from rltemplate.run.git.snapshot import (
     RESERVED,
     GitRecord,
@@ -174,8 +174,8 @@ TOKEN = "gh" + "p_" + "a1B2" * 9
 
 
 def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "MAX_FILE_BYTES", 2000)
-    monkeypatch.setattr(snapshot, "MAX_NEW_BYTES", 3000)
+    monkeypatch.setattr(selection, "MAX_FILE_BYTES", 2000)
+    monkeypatch.setattr(selection, "MAX_NEW_BYTES", 3000)
     make_repo(repo / "embedded")
     for name, size in {"over": 2001, "limit": 2000, "too_much": 1500, "small": 500}.items():
         (repo / f"{name}.npz").write_bytes(b"x" * size)
@@ -234,7 +234,7 @@ def test_code_that_is_left_out_is_compared_by_its_digest_which_knows_no_secret(
     assert check_changes("it", first, {}, again, accept=False) == {}
     with pytest.raises(ConfigError, match=r"it began with other code: train\.py"):
         check_changes("it", first, {}, other, accept=False)
-    monkeypatch.setattr(snapshot, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(selection, "MAX_FILE_BYTES", 100)
     large = []
     for content in (b"a" * 200, b"a" * 199 + b"b", b"a" * 200):
         (repo / "weights.bin").write_bytes(content)
