@@ -18,6 +18,7 @@ from rltemplate.interfaces import Algorithm, ConfigError
 _MOST_VALUES = 2_000_000
 _DEEPEST = 50
 _MOST_LAYERS = 1_000
+_OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need
 _VIEWS = 8  # several tensors may be views of one storage
 
 
@@ -88,47 +89,27 @@ def load_to_act(
     """
     import numpy as np  # checkpoints are also read where nothing is computed
 
-    fresh, acts = algorithm.state_dict(), False
-    misfit = next(_wrong_tensors(fresh, state, num_envs), None)
-    try:
-        if misfit is None:
-            algorithm.load_state_dict(state)
-            acts = bool(np.isfinite(algorithm.act(np.zeros((1, obs_size), np.float32))).all())
-    except Exception:
-        if (misfit := next(_of_other_kind(fresh, state), None)) is None:
-            raise
-    if misfit is not None:
+    if (misfit := next(_misfits(algorithm.state_dict(), state, num_envs), None)) is not None:
         raise ConfigError(f"{name}: does not fit its own configuration: {misfit}")
-    if not acts:
+    algorithm.load_state_dict(state)
+    if not np.isfinite(algorithm.act(np.zeros((1, obs_size), np.float32))).all():
         raise ConfigError(f"{name}: its policy gives actions that are not finite")
 
 
-def _wrong_tensors(fresh: Any, state: Any, num_envs: int, path: str = "state") -> Iterator[str]:
-    """Tensors of another shape or type, or with NaN. A fresh one of no elements may have grown since."""
+def _misfits(fresh: Any, state: Any, num_envs: int, path: str = "state") -> Iterator[str]:
+    """Values of a state that are missing, of another type or shape, or NaN."""
     if isinstance(fresh, Mapping) and isinstance(state, Mapping):
-        for key in (key for key in fresh if key in state):
-            yield from _wrong_tensors(fresh[key], state[key], num_envs, f"{path}.{key}")
-    elif hasattr(fresh, "numel") and fresh.numel():
-        if not hasattr(state, "numel"):
-            yield f"{path} is no tensor"
-            return
+        for key, value in fresh.items():
+            if key in state:
+                yield from _misfits(value, state[key], num_envs, f"{path}.{key}")
+            elif key not in _OF_TRAINING:
+                yield f"{path}.{key} is missing"
+    elif fresh is not None and type(fresh) is not type(state):
+        yield f"{path} is {type(state).__name__}, expected {type(fresh).__name__}"
+    elif hasattr(fresh, "numel") and fresh.numel():  # one of no elements may have grown since
         was, now = tuple(state.shape), tuple(fresh.shape)
         rows = tuple(1 if b == 1 and a == num_envs else a for a, b in zip_longest(was, now))
         if (rows, state.dtype, state.layout) != (now, fresh.dtype, fresh.layout):
             yield f"{path} is {state.dtype} {list(was)}, expected {fresh.dtype} {list(now)}"
         elif not state.isfinite().all():
             yield f"{path} has numbers that are not finite"
-
-
-def _of_other_kind(fresh: Any, state: Any, path: str = "state") -> Iterator[str]:
-    """Values that are missing, or of another type."""
-    if isinstance(fresh, Mapping) and isinstance(state, Mapping):
-        for key, value in fresh.items():
-            if key in ("streams", "envs"):
-                continue
-            if key in state:
-                yield from _of_other_kind(value, state[key], f"{path}.{key}")
-            else:
-                yield f"{path}.{key} is missing"
-    elif fresh is not None and type(fresh) is not type(state):
-        yield f"{path} is {type(state).__name__}, expected {type(fresh).__name__}"
