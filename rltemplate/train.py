@@ -207,7 +207,8 @@ def load_policy(
     config, added = complete(checkpoint.config)
     if added:
         to_stderr(about_added(run_dir.name, added))
-    check_config(to_dict(config), run_dir, trust)
+    if not trust:
+        check_config(to_dict(config), run_dir)
     check_networks(config.algo, checkpoint.state, f"{checkpoint.path}")
     env = replace(config.env, num_envs=1, num_workers=0)
     plain = replace(config, env=env, compile=False, device=Device.cpu)

@@ -122,7 +122,7 @@ def recorded_code(
     """The code of a run in a temporary folder while the block runs.
 
     `project` lies in the repository that has the commit. Raises ConfigError if it is not there, and without
-    `trust` for code, and for a configuration and variables, that came from elsewhere.
+    `trust` for code, and for a configuration and variables, of others.
     """
     names, why = changes.commits(record.git), record.git.problem
     if not names:
@@ -135,7 +135,7 @@ def recorded_code(
             f"`{snapshot.fetch_command(record.id)}` brings it from the remote that it was pushed to"
         )
     if not trust:
-        check_config(config, run_dir, trust, project=project)
+        check_config(config, run_dir, project=project)
         _check_origin(project, record, commit)
     with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
         scratch = Path(made).resolve()  # as tracebacks show it
@@ -152,12 +152,12 @@ def _missing(project: Path, commit: str, record: RunRecord) -> Iterator[str]:
 
 
 def _check_origin(project: Path, record: RunRecord, commit: str) -> None:
-    """Raise ConfigError for code, and for programs named by variables, that came from elsewhere."""
+    """Raise ConfigError for code of others, and for programs that variables name."""
     with repository(project) as git:
         of_this_clone = made_here(git, commit)
     if not of_this_clone and not changes.in_history(project, commit):
         raise ConfigError(
-            f"{record.id}: its code, commit {commit[:12]}, came from elsewhere and is none of this branch's\n"
+            f"{record.id}: its code, commit {commit[:12]}, is not known to be of this clone or its branch\n"
             "it would run with your rights: add trust=true if you trust its author"
         )
     # A folder may claim any commit for its own, so this is asked about runs of this clone too.

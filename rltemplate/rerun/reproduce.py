@@ -33,7 +33,6 @@ from rltemplate.run.git.command import repository
 from rltemplate.run.paths import PROJECT, from_here
 from rltemplate.run.read import Row, find_run, read_metrics
 from rltemplate.run.record import FAILED, FINISHED, RunRecord
-from rltemplate.run.trust import check_id
 
 IDENTICAL, DIVERGED, SHORTER = compare.IDENTICAL, compare.DIVERGED, compare.SHORTER
 FOLDER = "reproductions"
@@ -106,7 +105,6 @@ def reproduce(
     with children.listening(), tempfile.TemporaryDirectory(prefix="reproduce-") as name:
         scratch = Path(name).resolve()
         run, run_dir = load_run(_find_recorded(text, project, runs_dir, scratch)), scratch / "run"
-        check_id(run.id, run.dir)
         record, trace = run.record, _recorded_trace(run)
         recorded = run.rows  # refuses damaged rows before the run is made again
         notes = [*_limits(run, trace), *check_versions(record)]

@@ -16,7 +16,7 @@ from rltemplate.run import paths
 from rltemplate.run.names import env_name
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord, SweepMembership
-from rltemplate.run.trust import check_config, check_folder, check_id, names_same_code
+from rltemplate.run.trust import check_config, check_folder, names_same_code
 
 JOB_VARIABLE = "RUNLAB_JOB"
 
@@ -102,9 +102,8 @@ def resume_job(
     """
     check_folder(run_dir)
     record, config = RunRecord.read(run_dir), complete(raw_config(run_dir))[0]
-    check_id(record.id, run_dir)
-    if typed is None or not names_same_code(to_dict(typed), to_dict(config)):
-        check_config(to_dict(config), run_dir, trust, resumed=True)
+    if not trust and (typed is None or not names_same_code(to_dict(typed), to_dict(config))):
+        check_config(to_dict(config), run_dir, resumed=True)
     recorded, total = config.total_env_steps, total_env_steps or config.total_env_steps
     if total < recorded:
         raise ConfigError(f"total_env_steps={total}: can only grow, and the run has {recorded}")

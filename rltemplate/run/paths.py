@@ -28,7 +28,6 @@ JOURNAL = "journal.md"
 REF_PREFIX = "refs/runs/"
 PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 
-ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")  # of a run
 _STEP = "step_"  # the start of names of videos and checkpoints
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 

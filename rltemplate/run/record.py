@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from rltemplate.determinism.machine import COMPILER
 from rltemplate.interfaces import ConfigError
@@ -25,6 +27,8 @@ from rltemplate.run.validation import Line, Missing, parse_json, read_text, type
 SCHEMA_VERSION = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
 
+# The id of a run becomes a part of paths and of refs.
+RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")]
 # Command line, host and process are left out of an outcome, which is pushed with the run's ref.
 _PRIVATE = ("command_line", "working_directory", "pid", "hostname", "sweep", "outcome_not_recorded")
 
@@ -77,7 +81,7 @@ class RunRecord:
     """One run. Facts that an older version did not record have their defaults."""
 
     schema: int = SCHEMA_VERSION
-    id: Line
+    id: RunId
     status: Line
     command_line: list[str] = field(default_factory=list)
     working_directory: str | None = None

@@ -28,7 +28,7 @@ from rltemplate.run.git.command import repository
 from rltemplate.run.git.origin import made_here
 from rltemplate.run.git.snapshot import RESERVED
 from rltemplate.run.module_specs import module_specs
-from rltemplate.run.paths import CONFIG, ID, PROJECT
+from rltemplate.run.paths import CONFIG, PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.run.validation import parse_yaml
 
@@ -41,34 +41,20 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def check_config(
-    config: Mapping[str, Any],
-    run_dir: Path,
-    trust: bool,
-    *,
-    resumed: bool = False,
-    project: Path | None = None,
+    config: Mapping[str, Any], run_dir: Path, *, resumed: bool = False, project: Path | None = None
 ) -> None:
-    """Raise `ConfigError` if the configuration of a recorded run names code that is not to be trusted.
+    """Raise `ConfigError` if the configuration of a recorded run names code that needs `trust=true`.
 
     `run_dir` has the record of the run, or none, as for a policy file. A run that is `resumed` also uses its
     sinks. Imports nothing that the configuration names.
     """
     project = PROJECT if project is None else project
-    if trust or not (names := list(_foreign_names(config, resumed, project))):
-        return
-    if not _of_this_clone(config, run_dir, resumed, project):
+    names = [*_foreign_names(config, resumed, project)]
+    if names and not _of_this_clone(config, run_dir, resumed, project):
         raise ConfigError(
-            f"{run_dir.name}: came from elsewhere, and names {few(names)}\n"
+            f"{run_dir.name}: is not known as a run of this clone, and names {few(names)}\n"
             "without trust=true, which trusts its author, it may have wrappers of Gymnasium and environments "
             "of installed packages or files committed here"
-        )
-
-
-def check_id(run_id: str, name: Path) -> None:
-    """Raise `ConfigError` if the id in a record is none: it becomes a part of paths and of refs."""
-    if ID.fullmatch(run_id) is None:
-        raise ConfigError(
-            f"{name}: {run_id[:100]} is no id of a run, which has letters, digits, '-', '_' and '.'"
         )
 
 
@@ -104,8 +90,7 @@ def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> I
 
 def _size(arguments: Any) -> float:
     """The largest product of numbers that an argument multiplies observations with."""
-    given = arguments if isinstance(arguments, Mapping) else {}
-    sizes = [given.get(key, 0) for key in _SIZES]
+    sizes = [arguments.get(key, 0) for key in _SIZES] if isinstance(arguments, Mapping) else [0]
     numbers = (size if isinstance(size, list) else [size] for size in sizes)
     return max(math.prod(abs(n) for n in each if isinstance(n, int | float)) for each in numbers)
 

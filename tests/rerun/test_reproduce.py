@@ -292,7 +292,7 @@ def test_code_from_elsewhere_needs_trust(place: Place, recorded: tuple[Path, Pat
             assert origin.made_here(repo, commit) == own
     assert not changes.in_history(place.clone, commit)
     said = place.refused(place.run, trust=False)
-    assert f"commit {commit[:12]}, came from elsewhere" in said
+    assert f"commit {commit[:12]}, is not known to be of this clone" in said
     assert "add trust=true" in said
     git(place.clone, "checkout", "-q", "--detach", commit)
     git(place.clone, "commit", "-q", "--allow-empty", "-m", "later")
@@ -320,10 +320,10 @@ def test_a_ref_must_hold_the_code_that_it_names(place: Place, recorded: tuple[Pa
     assert snapshot.commit_outcome(place.clone, record, outcome, {}) is None
     assert "does not hold the code that it names" in place.refused("absent")
     assert "says that it is the run other" in place.refused(place.told("one", id="other"))
-    assert "says that it is the run ../../../x" in place.refused(place.told("two", id="../../../x"))
+    assert "is damaged" in place.refused(place.told("two", id="../../../x"))
     run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / "three"))
     edit_record(run_dir, id="../../../x")
-    assert "../../../x is no id of a run" in place.refused("three")
+    assert "is damaged" in place.refused("three")
 
 
 def edit_record(run_dir: Path, **changes: Any) -> None:
