@@ -57,7 +57,8 @@ def _checkpoints() -> Iterator[str]:
     import torch
 
     from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
-    from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint, load_experience
+    from rltemplate.run.checkpoint import Checkpoints, load_checkpoint, load_experience
+    from rltemplate.run.manifest import list_checkpoints
 
     torch.set_num_threads(1)
     yield "| replay buffer of 1M transitions | on the disk | training waits, each time | reading it again |"

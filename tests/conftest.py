@@ -34,8 +34,9 @@ from rltemplate.config.loading import to_config
 from rltemplate.config.schema import Config, EnvConfig, register_schemas
 from rltemplate.envs.envs import Envs
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.job import Job
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -42,10 +42,11 @@ from rltemplate.envs.codec import Codec
 from rltemplate.interfaces import ConfigError, IterationResult, RunError
 from rltemplate.learning.engine import CompilerError, WrongProgramError
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import Checkpoints, list_checkpoints, load_checkpoint
+from rltemplate.run.checkpoint import Checkpoints, load_checkpoint
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord

@@ -20,7 +20,7 @@ from rltemplate.run import paths
 from rltemplate.run.read import find_run
 
 POLICIES = Path("results") / "policies"
-_FILES = re.compile(r"step_\d{1,18}\.(?:json|pt)")
+_FILES = re.compile(r"(step_\d{1,18})\.json \1\.pt")
 # The zeros of a policy file are packed well: those of SAC are an eleventh of their checkpoints.
 _MOST_RATIO, _FEW_BYTES = 100, 16_000_000
 
@@ -55,8 +55,7 @@ def _unpack(file: Path, folder: Path) -> None:
     """Write the two files of the checkpoint; `ValueError` for another archive, before anything is written."""
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
-        names = sorted(part.filename for part in parts)
-        if len(names) != 2 or not all(map(_FILES.fullmatch, names)) or len({*map(_stem, names)}) != 1:
+        if not _FILES.fullmatch(" ".join(sorted(part.filename for part in parts))):
             raise ValueError("expected the two files of one checkpoint, step_N.json and step_N.pt")
         most = max(_FEW_BYTES, _MOST_RATIO * file.stat().st_size)
         if sum(part.file_size for part in parts) > most:
@@ -64,10 +63,6 @@ def _unpack(file: Path, folder: Path) -> None:
         folder.mkdir(parents=True)
         for part in parts:
             (folder / part.filename).write_bytes(archive.read(part))
-
-
-def _stem(name: str) -> str:
-    return Path(name).stem
 
 
 def export_policy(run_dir: Path, file: Path) -> None:

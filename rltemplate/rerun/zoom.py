@@ -35,7 +35,7 @@ from rltemplate.rerun.replay import OPERATIONS, TENSORS, Request
 from rltemplate.rerun.ulp import compare_arrays
 from rltemplate.rerun.zoom_report import Zoom, place_name
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import list_checkpoints
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord

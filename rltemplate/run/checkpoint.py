@@ -25,9 +25,7 @@ from rltemplate.interfaces import ConfigError, Replay
 from rltemplate.run import paths
 from rltemplate.run.limits import Excess, check_archive, check_content
 from rltemplate.run.lines import make_durable_folder, replace_file, to_stderr
-from rltemplate.run.manifest import Damaged as Damaged
-from rltemplate.run.manifest import list_checkpoints as list_checkpoints
-from rltemplate.run.manifest import new_manifest, read_manifest, reading
+from rltemplate.run.manifest import Damaged, Manifest, list_checkpoints, read_manifest, reading
 from rltemplate.run.paths import steps_of
 
 if TYPE_CHECKING:
@@ -66,8 +64,8 @@ class Checkpoints:
         try:
             chunks = {} if replay is None else self._write_chunk(path.parent, replay)
             replace_file(path, lambda file: _save(file, state))
-            manifest = new_manifest(_digest(path), chunks, self.config).sealed()
-            replace_file(path.with_suffix(".json"), lambda file: file.writelines(manifest))
+            manifest = Manifest(state=_digest(path), chunks=chunks, config=dict(self.config))
+            replace_file(path.with_suffix(".json"), lambda file: file.writelines(manifest.sealed()))
         except BaseException:
             with contextlib.suppress(OSError):  # the first error counts
                 prune_checkpoints(self.run_dir)

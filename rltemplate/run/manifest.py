@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,16 +26,11 @@ class Damaged(ConfigError):
     """A file of a checkpoint is missing, or differs from what was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The second line of a manifest: digests of the checkpoint's files, and the configuration of its run."""
 
-    version: int
+    version: int = VERSION
     state: str
     chunks: dict[Annotated[str, Meta(pattern=r"^experience_\d{1,18}_\d{1,18}\.pt$")], str]
     config: dict[str, Any]
@@ -44,11 +39,6 @@ class Manifest:
         """The content of the file."""
         text = json.dumps(asdict(self)).encode()
         return [xxhash.xxh3_128_hexdigest(text).encode(), b"\n", text]
-
-
-def new_manifest(state: str, chunks: Mapping[str, str], config: Mapping[str, Any]) -> Manifest:
-    """A manifest of the present version."""
-    return Manifest(VERSION, state, dict(chunks), dict(config))
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -64,8 +54,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
         digest, _, text = read_bytes(path).partition(b"\n")
     if digest != xxhash.xxh3_128_hexdigest(text).encode():
         raise Damaged(f"{path} is damaged")
-    values = parse_json(text, str(path), finite=False)
-    if typed(values, _Head, str(path)).version != VERSION:
+    values = typed(parse_json(text, str(path), finite=False), dict[str, Any], str(path))
+    if values.get("version") != VERSION:
         raise ConfigError(f"{path} was made by another version of this code, which can read it")
     return typed(values, Manifest, str(path))
 

@@ -28,8 +28,9 @@ from rltemplate.envs.recorder import ActionRecorder
 from rltemplate.interfaces import Algorithm, Episode, IterationResult, Probe, RunError
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import Checkpoints, list_checkpoints
+from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.logger import Logger, episode_means
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.trace import END, NO_PAST, Trace, entries
 from rltemplate.run.video.recorder import VideoRecorder, automatic_renderers
 
@@ -159,19 +160,16 @@ class Observers:
     def begin(self) -> None:
         """An iteration begins."""
         self._began_at = self._algorithm.env_steps
-        self._check_settings("before")  # an environment for evaluations may have changed them
+        self.check_settings("before")  # an environment for evaluations may have changed them
         if self.trace is not None:
             self.trace.begin(self._algorithm)
 
-    def check_settings(self) -> None:
-        """Read the settings of the libraries back after an iteration; RunError if one has changed.
+    def check_settings(self, when: str = "in") -> None:
+        """Read the settings of the libraries back `when` an iteration was made; RunError if one has changed.
 
         The numbers of the iteration were made with two settings, and a run that is resumed would make others.
         At a level that promises nothing there is a note, once for each change.
         """
-        self._check_settings("in")
-
-    def _check_settings(self, when: str) -> None:
         now = switches.read_back()
         if not (changed := switches.changes(self._settings, now)):
             return

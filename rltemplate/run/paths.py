@@ -66,7 +66,7 @@ def by_steps(folder: Path, suffix: str) -> dict[int, Path]:
     # A name such as step_best.json is a file of the user.
     named = (path for path in folder.glob(f"{_STEP}*{suffix}") if path.stem[len(_STEP) :].isdecimal())
     # Opening a FIFO would wait for ever. A folder is a checkpoint that cannot be read, and is named so.
-    return dict(sorted((steps_of(path), path) for path in named if path.is_file() or path.is_dir()))
+    return dict(sorted((steps_of(path), path) for path in named if not path.is_fifo()))
 
 
 def steps_of(path: Path) -> int:

@@ -141,7 +141,7 @@ def test_factors_beside_the_configuration(record: dict[str, Any], expected: list
 
 def test_the_compiler_is_compared_where_both_runs_are_compiled() -> None:
     """Also in records that had it among the settings."""
-    ours, other = (run(name, versions={"c++ compiler": name}) for name in ("g++ 12", "g++ 14"))
+    ours, other = (run("r", versions={"c++ compiler": name}) for name in ("g++ 12", "g++ 14"))
     far = run("far", versions={"c++ compiler": "g++ 14"}, machine={"cpu": "Intel"})
     older = run("older", determinism={"settings": {"cpp_compiler": "g++ 12"}})
     assert (names(ours, other), names(ours, far)) == (["versions"], ["versions", "hardware"])

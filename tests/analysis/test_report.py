@@ -308,7 +308,7 @@ def test_the_command_puts_the_page_beside_the_runs(
 
 
 def test_text_of_run_folders_is_text_and_the_page_asks_no_server(tmp_path: Path) -> None:
-    write_run(tmp_path, 1, id=EVIL, status=EVIL, error=EVIL, config={"note": EVIL, "algo": {"name": EVIL}})
+    write_run(tmp_path, 1, status=EVIL, error=EVIL, config={"note": EVIL, "algo": {"name": EVIL}})
     write_run(tmp_path, 2, error="\ud800 \x00 \u202e")
     report = reported(tmp_path)
     html = report.html

@@ -24,11 +24,12 @@ from rltemplate.determinism import machine
 from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import continuation, paths
-from rltemplate.run.checkpoint import list_checkpoints, load_checkpoint
+from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import check_changes, find_continuation, only_begins_anew
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import resume_job
 from rltemplate.run.lines import lock
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.record import RunRecord
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]

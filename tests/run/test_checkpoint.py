@@ -23,13 +23,12 @@ from rltemplate.run import manifest
 from rltemplate.run.checkpoint import (
     Checkpoint,
     Checkpoints,
-    Damaged,
-    list_checkpoints,
     load_checkpoint,
     load_experience,
     newest_checkpoint,
 )
 from rltemplate.run.continuation import check_same_run
+from rltemplate.run.manifest import Damaged, list_checkpoints
 
 CAPACITY = 50
 

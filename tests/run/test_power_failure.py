@@ -44,9 +44,10 @@ def after(disk: Path) -> Path:
 def test_a_run_that_has_begun_is_whole(disk: Path, configure: Configure) -> None:
     """Its configuration too, which nothing else writes."""
     run_dir = disk / "runs" / "ppo-CartPole" / "id"
-    job = new_job(configure("algo=ppo", f"run_dir={run_dir}", "logger=none"), [], [])
+    job = new_job(configure("algo=ppo", f"run_dir={run_dir}", "logger=none"), [], [], snapshot="{}")
     algorithm: Any = SimpleNamespace(env_steps=20, close=lambda: None)
     with TrainingRun(job, lambda _: None) as training:
+        training.find_checkpoint()
         training.begin(algorithm, DeterminismFacts())
         rows = LineFile(run_dir / paths.METRICS)
         rows.write("a row")

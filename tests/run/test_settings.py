@@ -15,8 +15,9 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from rltemplate.determinism import kernels, switches
 from rltemplate.determinism.switches import use_blas_threads
+from rltemplate.envs.make import Repetition
 from rltemplate.interfaces import ConfigError, RunError
-from rltemplate.run.checkpoint import list_checkpoints
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.observers import evaluate
 from rltemplate.train import run
 
@@ -52,7 +53,8 @@ def running_with(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], at: in
         return step(env, action)
 
     monkeypatch.setattr(CartPoleEnv, "step", acting)
-    monkeypatch.setattr("rltemplate.run.training_run.repeats", lambda _: True)  # its steps do not count
+    held = Repetition(holds=True, seed_bits=63)  # its steps do not count
+    monkeypatch.setattr("rltemplate.run.training_run.repeats", lambda _: held)
 
 
 ACTS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -15,7 +15,7 @@ from rltemplate.config.command_args import argument, choose, file, switch, whole
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run import paths
-from rltemplate.run.checkpoint import list_checkpoints
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.paths import steps_of
 from rltemplate.run.trust import check_folder
 

@@ -20,6 +20,7 @@ from rltemplate.run.paths import CONFIG
 _NO_ENDED, _NO_CODE = (
     [f":(top,exclude,glob).*/run/{name}" for name in names] for names in (ENDED, (CONFIG, *ENDED))
 )
+_NAME = re.compile("[0-9a-f]{40,64}")  # of a commit or a tree
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
 
 
@@ -67,7 +68,7 @@ def commits(side: GitRecord) -> list[str]:
     """
     names = (side.commit, side.base_commit if side.dirty is False else None)
     # A record may come from anywhere, and git would take an argument with a dash for an option.
-    return [f"{name}" for name in names if re.fullmatch(r"[0-9a-f]{40,64}", f"{name}")]
+    return [name for name in names if name and _NAME.fullmatch(name)]
 
 
 def in_history(project: Path, commit: str) -> bool:
@@ -83,8 +84,10 @@ def holds_code(project: Path, ref: str, record: GitRecord) -> bool:
 
     The end has besides how the run ended.
     """
+    if not _NAME.fullmatch(f"{record.commit}"):
+        return False
     with repository(project) as git:
-        commit = git.find(f"{(commits(GitRecord(commit=record.commit)) or [''])[0]}^{{commit}}")
+        commit = git.find(f"{record.commit}^{{commit}}")
         if not commit or git.line("merge-base", commit, ref, fine=1) != commit:
             return False
         return not git.names("diff-tree", *_EXACT, "-z", "--name-only", commit, ref, "--", *_NO_ENDED)

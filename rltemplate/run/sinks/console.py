@@ -80,7 +80,7 @@ class ConsoleSink(Sink):
         self._latest.update(row)
         self._left = self._seconds_left(row)
         if self._in_place:
-            self._redraw()
+            self._write_alone(self._draw)
         else:
             self.note("  ".join(self._parts(row)))
 
@@ -118,7 +118,7 @@ class ConsoleSink(Sink):
     def activity(self, text: str) -> None:
         self._activity = text
         if self._in_place:
-            self._redraw()
+            self._write_alone(self._draw)
 
     def close(self, status: str, final_metrics: Row) -> None:
         metrics = {**self._latest, **final_metrics}
@@ -138,9 +138,6 @@ class ConsoleSink(Sink):
         self._live.update(self._panel())
         self._live.stop()
         self._live = None
-
-    def _redraw(self) -> None:
-        self._write_alone(self._draw)
 
     def _draw(self) -> None:
         from rich.console import Group

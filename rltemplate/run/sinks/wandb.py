@@ -19,8 +19,8 @@ from typing import Any
 from rltemplate.config.command_args import first_line
 from rltemplate.config.schema import MOST_IN_TAG, WandbConfig
 from rltemplate.run import names
-from rltemplate.run.checkpoint import list_checkpoints
 from rltemplate.run.git.snapshot import remote_url
+from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.paths import CONFIG, PROJECT
 from rltemplate.run.sinks.sink import RecordingSink, Row, RunFacts
 
