@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -143,12 +144,11 @@ def observers(job: Job) -> dict[str, float]:
         def iteration(name: str) -> tuple[float, float]:
             algorithm, observer = ours.algorithm, watching.get(name)
             algorithm.probe = (None if observer is None else observer.trace) or Probe()
-            before, wall_s, cpu_s = algorithm.env_steps, time.perf_counter(), time.process_time()
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            with contextlib.nullcontext() if observer is None else observer.iteration():
+                result = algorithm.train_iteration()
             if observer is not None:
-                observer.begin()
-            result = algorithm.train_iteration()
-            if observer is not None:
-                observer.observe(result, before, time.perf_counter() - wall_s)
+                observer.observe(result)
             return time.perf_counter() - wall_s, time.process_time() - cpu_s
 
         names = ["alone", "nothing", *_WATCHING]

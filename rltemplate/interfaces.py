@@ -13,81 +13,13 @@ Shape legend, used in trailing comments everywhere:
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-# Signals that ask a run to end: Ctrl-C, termination, a closed terminal, and the warnings of schedulers before
-# they end a job.
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_LOOK_EVERY_S = 0.2  # for signals that wait
-
-
-@contextlib.contextmanager
-def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call `handler` for `STOP_SIGNALS` while the block runs; an ignored signal (nohup) stays ignored."""
-    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
-class SignalHandler:
-    """A handler for this process alone: a process that is forked from it is ended by the signal.
-
-    A child process inherits handlers, and an environment that asks its children to end would wait for ever.
-    """
-
-    def __init__(
-        self,
-        handle: Callable[[int, FrameType | None], object],
-        answer: Callable[[int], object] = lambda _: None,
-    ) -> None:
-        """`answer` is called in `stop_signals_wait`, where `handle` has to wait."""
-        self._process, self._handle, self.answer = os.getpid(), handle, answer
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._process:
-            self._handle(number, frame)
-        else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-
-@contextlib.contextmanager
-def stop_signals_wait() -> Iterator[None]:
-    """Let `STOP_SIGNALS` wait for the end of the block; the first one is answered at once, in a thread.
-
-    Programs that are started in the block, such as a compiler, inherit that Ctrl-C does not reach them.
-    """
-    before, over = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS), threading.Event()
-
-    def answer() -> None:
-        while not over.wait(_LOOK_EVERY_S):
-            for number in signal.sigpending().intersection(STOP_SIGNALS):
-                if isinstance(handler := signal.getsignal(number), SignalHandler):
-                    handler.answer(number)
-                    return
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ConfigError(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run
 
-from rltemplate.interfaces import SignalHandler, stop_signals, stop_signals_wait
+from rltemplate.signals import SignalHandler, stop_signals, stop_signals_wait
 
 
 @pytest.mark.parametrize("guarded", [True, False])  # the inverse
@@ -19,10 +19,12 @@ def test_a_child_of_an_environment_can_be_ended_by_a_signal(guarded: bool) -> No
     """As `terminate` of multiprocessing does, which then waits for the child."""
     heard, (reader, writer) = list[int](), os.pipe()
 
-    def handler(number: int, _: object) -> None:
-        heard.append(number)
+    class Heard(SignalHandler):
+        def handle(self, number: int) -> None:
+            heard.append(number)
 
-    with stop_signals(SignalHandler(handler) if guarded else handler):
+    handler = Heard()
+    with stop_signals(handler if guarded else lambda number, _: handler.handle(number)):
         if (child := os.fork()) == 0:
             os.write(writer, b"1")  # Python drops signals that arrive in the fork itself
             time.sleep(1.0)
@@ -37,10 +39,12 @@ def test_a_child_of_an_environment_can_be_ended_by_a_signal(guarded: bool) -> No
 
 COMPILES = """
 import os, signal, subprocess, time
-from rltemplate.interfaces import SignalHandler, stop_signals, stop_signals_wait
+from rltemplate.signals import SignalHandler, stop_signals, stop_signals_wait
 
 said, handled = [], []
-with stop_signals(SignalHandler(lambda number, _: handled.append(number), said.append)):
+handler = SignalHandler()
+handler.handle, handler.answer = handled.append, said.append
+with stop_signals(handler):
     with stop_signals_wait():
         program = subprocess.Popen(["sleep", "0.5"])
         for pid in (program.pid, os.getpid()):

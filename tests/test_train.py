@@ -40,18 +40,21 @@ from rltemplate.config.loading import complete
 from rltemplate.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
 from rltemplate.envs.codec import Codec
 from rltemplate.interfaces import ConfigError, IterationResult, RunError
-from rltemplate.learning.engine import CompilerError, WrongProgramError
+from rltemplate.learning.engine import CompilerError
+from rltemplate.learning.trial import WrongProgramError, try_programs
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, load_checkpoint
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE
+from rltemplate.run.lines import to_stderr
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import digest, entries
-from rltemplate.train import Stop, build_algorithm, main, run, try_programs
+from rltemplate.signals import Stop
+from rltemplate.train import build_algorithm, main, run
 
 SHORT = {algo: small(algo, "env.max_episode_steps=40", "total_env_steps=256") for algo in ALGORITHMS}
 OBSERVED = ["logger=wandb", "log_every=32", "eval_every=64", "eval_episodes=2"]
@@ -220,7 +223,7 @@ def test_a_signal_that_waits_for_the_compiler_is_told_once() -> None:
     stop = Stop(said.append)
     stop.answer(signal.SIGTERM)
     assert not stop.requested()
-    stop.request(signal.SIGTERM, None)
+    stop.handle(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a run of its own would end at the next one
     assert stop.requested()
     assert said == ["SIGTERM: the run ends once it is compiled"]
@@ -397,8 +400,12 @@ def test_compiling_is_refused_without_a_compiler(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ConfigError, match=r"compile=true needs a C\+\+ compiler"):
-        build_algorithm(configure("compile=true"))
+    job, said = (
+        job_in(tmp_path / "run", configure, "compile=true"),
+        r"a C\+\+ compiler or Python's headers are",
+    )
+    with pytest.raises(ConfigError, match=rf"^compile=true: {said} missing .*; use compile=false$"):
+        run(job)
 
 
 def test_auto_goes_on_without_the_compiler_and_true_ends_with_the_cause(
@@ -407,7 +414,7 @@ def test_auto_goes_on_without_the_compiler_and_true_ends_with_the_cause(
     """The cache cannot be made. The run is the one with compile=false, and recorded as such."""
     monkeypatch.setenv(CACHE_DIR, str(tmp_path / "file" / "cache"))
     (tmp_path / "file").touch()
-    monkeypatch.setattr("rltemplate.train.cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("rltemplate.determinism.programs.cpp_compiler", lambda: "g++")
     plain, auto, refused = (tmp_path / name for name in ("plain", "auto", "refused"))
     assert run(job_in(plain, configure, "total_env_steps=64", "eval_every=0")) == 0
     job = job_in(auto, configure, "total_env_steps=64", "eval_every=0", "compile=true")
@@ -428,7 +435,7 @@ def test_damaged_programs_are_made_again_and_wrong_ones_stop_the_run(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(CACHE_DIR, str(tmp_path / "cache"))
-    monkeypatch.setattr("rltemplate.train.cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("rltemplate.determinism.programs.cpp_compiler", lambda: "g++")
     program = cache_folder(os.environ) / "ab" / "damaged.so"
     trials = list[bool]()  # whether there were programs
 
@@ -438,21 +445,21 @@ def test_damaged_programs_are_made_again_and_wrong_ones_stop_the_run(
         if trials[-1] or not mended:
             raise CompilerError("update: no symbol")
 
-    monkeypatch.setattr(PPO, "try_programs", trial)
+    monkeypatch.setattr("rltemplate.learning.trial.compare_programs", trial)
     monkeypatch.setattr("rltemplate.determinism.programs.vector_instructions", lambda: "avx2")
     config = configure(*SHORT["ppo"], "determinism=fast", "compile=true")
     for mended in (True, False):
         program.parent.mkdir(parents=True)
         program.write_text("no program")
         with contextlib.nullcontext() if mended else pytest.raises(NoCompilerError, match="no symbol"):
-            try_programs(config, build_algorithm(config)[0])
+            try_programs(build_algorithm(config)[0], False, to_stderr)
         assert trials[-2:] == [True, False]
         assert ("were removed and made again (update: no symbol)" in capfd.readouterr().err) == mended
 
     def wrong(*_: object) -> None:
         raise WrongProgramError("PPO.update: its compiled program is wrong")
 
-    monkeypatch.setattr(PPO, "try_programs", wrong)
+    monkeypatch.setattr("rltemplate.learning.trial.compare_programs", wrong)
     job = job_in(tmp_path / "run", configure, "compile=true")
     with pytest.raises(ConfigError, match=r"PPO\.update: its compiled program is wrong"):
         run(replace(job, auto_compile=True))

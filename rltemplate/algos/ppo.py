@@ -35,7 +35,7 @@ from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import Scaling, Statistics, normalize
 from rltemplate.learning.on_policy import OnPolicyAlgorithm, PolicyStep, Rollout, compute_gae, shuffled
-from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient, rehearsed
+from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from rltemplate.rng import Streams
 
 
@@ -202,15 +202,11 @@ class PPO(OnPolicyAlgorithm):
         targets: Targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
         returns = targets.advantage + targets.value
         explained = 1.0 - targets.advantage.var() / returns.var().clamp(min=1e-30)
-        decisions = rollout.normalized_obs, rollout.action, rollout.log_prob
         metrics_seen: list[Tensor] = []  # (minibatches, len(Metrics)) of each pass
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
                 targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
-            order = self.streams.draw("minibatch", torch.randperm, reward.numel()).to(self.device)
-            data = Minibatch(*decisions, targets.advantage, targets.value)
-            minibatches = shuffled(data, order, config.num_minibatches)
-            net, metrics_of_pass = self.engine.scan(self.update, net, minibatches, coef)
+            net, metrics_of_pass = self.one_pass(net, rollout, targets, coef)
             metrics_seen.append(metrics_of_pass)
             if config.target_kl is not None:
                 kl = approx_kl(self.log_ratio(net.params, rollout)).item()
@@ -226,23 +222,19 @@ class PPO(OnPolicyAlgorithm):
             further["optim/epochs"] = torch.tensor(float(len(metrics_seen)), device=self.device)
         return net, named(metrics) | further
 
+    def one_pass(
+        self, net: AdamState, rollout: Rollout, targets: Targets, coef: Coefficients
+    ) -> tuple[AdamState, Tensor]:
+        """The updates of one pass in a new order, and their metrics (minibatches, len(Metrics))."""
+        decisions = rollout.normalized_obs, rollout.action, rollout.log_prob
+        order = self.streams.draw("minibatch", torch.randperm, targets.value.numel()).to(self.device)
+        data = Minibatch(*decisions, targets.advantage, targets.value)
+        return self.engine.scan(self.update, net, shuffled(data, order, self.config.num_minibatches), coef)
+
     def log_ratio(self, flat: Tensor, rollout: Rollout) -> Tensor:
         """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""
         dist_params = self.net.call(flat, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
         return self.dist.log_prob(dist_params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()  # type: ignore[no-any-return]
-
-    def rehearse(self) -> None:
-        """One decision, and the updates of one pass."""
-        super().rehearse()
-        num_steps, num_envs = self.config.num_steps, self.envs.num_envs
-        obs = self.made_up(num_steps * num_envs, self.envs.codec.obs_size)
-        noise = self.streams.draw("action", self.dist.noise, len(obs))
-        step = self.policy_step(self.state.net.params, None, obs, noise)
-        decisions = (x.unflatten(0, (num_steps, num_envs)) for x in (obs, step.action, step.log_prob))
-        data = Minibatch(*decisions, *(self.made_up(num_steps, num_envs) for _ in range(2)))
-        order = torch.arange(len(obs), device=self.device)
-        minibatches = shuffled(data, order, self.config.num_minibatches)
-        self.engine.scan(self.update, rehearsed(self.state.net), minibatches, self.coefficients())
 
     def update(self, net: AdamState, mb: Minibatch, coef: Coefficients) -> tuple[Report, AdamState]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""

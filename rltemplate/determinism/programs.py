@@ -65,8 +65,10 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 def use_cache() -> Path:
     """Let the compiler use this machine's folder, without damaged programs; called before it is imported.
 
-    Raises NoCompilerError if the folder cannot be had.
+    Raises NoCompilerError without a compiler, and if the folder cannot be had.
     """
+    if cpp_compiler() is None:
+        raise NoCompilerError("a C++ compiler or Python's headers are missing (apt install g++ python3-dev)")
     folder = cache_folder(os.environ)
     try:
         folder.mkdir(parents=True, exist_ok=True)

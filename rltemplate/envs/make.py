@@ -99,9 +99,9 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
     hint = ""
     try:
         home = wrappers.__name__ if hasattr(wrappers, own) else "gymnasium.wrappers"
-        found = importlib.import_module(module or home)
-        hint = "" if hasattr(found, own) else nearest(own, dir(found))
-        kind = getattr(found, own)
+        source = importlib.import_module(module or home)
+        hint = "" if hasattr(source, own) else nearest(own, dir(source))
+        kind = getattr(source, own)
         if not (isinstance(kind, type) and issubclass(kind, gym.Wrapper)):
             raise TypeError("is no subclass of gymnasium.Wrapper")
         wrapped = kind(env, **(arguments or {}))
@@ -112,18 +112,15 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
 
 
 def codec_of(config: EnvConfig) -> Codec:
-    """The codec of a training environment, which is made once to try it; ConfigError if it does not fit."""
+    """The codec of a training environment, which is made once; ConfigError if it does not fit."""
     with closing(make_env(config, training=True)) as env:
-        codec = Codec(config.id, env.observation_space, env.action_space)
-        if config.wrappers or config.training_wrappers:
-            _check_wrappers(config, env)
-    return codec
+        return Codec(config.id, env.observation_space, env.action_space)
 
 
 def resume_note(config: EnvConfig) -> str | None:
     """A note if runs in an environment cannot be resumed; None also if it is Gymnasium's own.
 
-    Wrappers need no note, since `codec_of` refuses them.
+    Wrappers need no note, since `check_env` refuses them.
     """
     spec = gym.spec(config.id.rpartition(":")[2])
     if config.wrappers or config.training_wrappers or str(spec.entry_point).startswith("gymnasium."):
@@ -216,17 +213,19 @@ def _resumes(config: EnvConfig, patience_s: float = math.inf) -> bool:
         return ActionRecorder(other, config.id).restore(recording)[0]
 
 
-def check_env(config: EnvConfig, note: Callable[[str], None]) -> Codec:
+def check_env(config: EnvConfig, note: Callable[[str], None] | None = None) -> Codec:
     """The codec of an environment that no run uses yet: `ConfigError` whatever the environment raises.
 
     `note` gets a line for each peculiarity that the environment's runs will have.
     """
     problem = "cannot be made"
     try:
-        with exits_are_errors():
-            codec = codec_of(config)
+        with exits_are_errors(), closing(make_env(config, training=True)) as env:
+            codec = Codec(config.id, env.observation_space, env.action_space)
+            if config.wrappers or config.training_wrappers:
+                _check_wrappers(config, env)
             problem = "its first steps failed"
-            _try_steps(config, note)
+            seed_bits = _try_steps(config, env)
     except Exception as error:
         if isinstance(error, ConfigError):
             raise
@@ -235,27 +234,25 @@ def check_env(config: EnvConfig, note: Callable[[str], None]) -> Codec:
         if isinstance(error, RunError):  # its message names the place
             why = str(error).removeprefix(f"{config.id}, ")
         raise ConfigError(f"env.id={config.id}: {problem}, {why}") from error
-    if unresumed := resume_note(config):
+    if note is not None and seed_bits < SEED_BITS:
+        kept = f"gets the lower ones of {SEED_BITS}"
+        note(f"{config.id} refuses seeds of more than {seed_bits} bits, and {kept}")
+    if note is not None and (unresumed := resume_note(config)):
         note(unresumed)
     return codec
 
 
-def _try_steps(config: EnvConfig, note: Callable[[str], None]) -> None:
-    """Begin an episode as a run does: only then is known what an environment returns."""
-    with closing(make_env(config, training=True)) as env:
-        before, actions = (env.observation_space, env.action_space), _own_actions(env)
-        tried = ActionRecorder(env, config.id)
-        tried.reset(_TRIED_SEED)
-        if (env.observation_space, env.action_space) != before:
-            raise RunError("reset() changes the spaces, expected the same in every episode")
-        if tried.seed_bits < SEED_BITS:
-            note(
-                f"{config.id} refuses seeds of more than {tried.seed_bits} bits, and gets the lower ones of "
-                f"{SEED_BITS}"
-            )
-        for _ in range(2):
-            if any(tried.step(actions.sample())[2:]):
-                break
+def _try_steps(config: EnvConfig, env: gym.Env[Any, Any]) -> int:
+    """Begin an episode as a run does, since only results show their kind; the bits of the seeds taken."""
+    before, actions = (env.observation_space, env.action_space), _own_actions(env)
+    tried = ActionRecorder(env, config.id)
+    tried.reset(_TRIED_SEED)
+    if (env.observation_space, env.action_space) != before:
+        raise RunError("reset() changes the spaces, expected the same in every episode")
+    for _ in range(2):
+        if any(tried.step(actions.sample())[2:]):
+            break
+    return tried.seed_bits
 
 
 def _quiet_mujoco() -> None:

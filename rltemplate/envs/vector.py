@@ -30,7 +30,8 @@ from rltemplate.config.schema import EnvConfig
 from rltemplate.envs.exits import forks_end_here
 from rltemplate.envs.make import make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import STOP_SIGNALS, ConfigError, RunError, SignalHandler
+from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.signals import STOP_SIGNALS, SignalHandler
 
 _GRACE_S = 5.0  # for workers to close their environments
 _AWAKE_S = 0.002  # a process that waits for another one polls so long before it sleeps
@@ -222,7 +223,7 @@ def _work(
     """In a worker: make a group of environments and call its methods as asked, until asked for no more."""
     for request in STOP_SIGNALS:
         if signal.getsignal(request) is not signal.SIG_IGN:  # which children of an environment would inherit
-            signal.signal(request, SignalHandler(lambda *_: None))
+            signal.signal(request, SignalHandler())
     threading.Thread(target=_end_with_the_run, daemon=True).start()
     from rltemplate.envs.global_rng import seed_global_rng  # imports torch, which is slow
 

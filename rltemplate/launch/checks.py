@@ -34,8 +34,7 @@ def check_plan(plan: Plan) -> None:
 
         for config in plan.configs:
             brought_sinks(config.logger)
-    # With debug=here no library may be loaded before its environment variables are set.
-    if not here:
+    if not here:  # no library may be loaded before its environment variables are set
         check_environments(plan.configs)
     if not plan.resume and any(config.baseline is not None for config in plan.configs):
         from rltemplate.analysis.baseline import check_baseline

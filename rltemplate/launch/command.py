@@ -34,7 +34,7 @@ def main(args: Args) -> int:
     """Parse, check, and become the process of the run; returns at the end of a sweep only."""
     # Imported here: `make resume` imports this module, and Hydra takes a quarter of a second.
     from rltemplate.config.loading import to_yaml
-    from rltemplate.launch.checks import HERE, check_plan, planned
+    from rltemplate.launch.checks import HERE, check_environments, check_plan, planned
 
     command = program("train", *args.overrides)
     plan = planned(args.overrides)
@@ -52,6 +52,7 @@ def main(args: Args) -> int:
         environment = worker_environment(job, os.environ)
         os.environ.clear()
         os.environ.update(environment)
+        check_environments(plan.configs)
         from rltemplate.train import main as train
 
         return train()

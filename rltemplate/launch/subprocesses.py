@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rltemplate.interfaces import stop_signals
+from rltemplate.signals import stop_signals
 
 _PATIENCE_S = 120.0  # for a child that has done enough, to end its iteration
 _POLL_EVERY_S = 0.02

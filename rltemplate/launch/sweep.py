@@ -21,7 +21,7 @@ from pathlib import Path
 from rltemplate.analysis.journal import write_sweep
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.determinism.machine import package_versions
-from rltemplate.interfaces import ConfigError, RunError, in_a_line, stop_signals
+from rltemplate.interfaces import ConfigError, RunError, in_a_line
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import close_job, digest, run_hydra, write
@@ -33,6 +33,7 @@ from rltemplate.run.lines import lock, make_durable_folder, say, to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, RunRecord, SweepRecord, utc_now
 from rltemplate.run.used_code import UsedCode
+from rltemplate.signals import stop_signals
 
 
 def run_sweep(plan: Plan, command: Sequence[str]) -> int:

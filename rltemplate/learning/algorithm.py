@@ -11,13 +11,9 @@ from torch import Tensor
 
 from rltemplate.config.algorithms import Schedule
 from rltemplate.interfaces import Probe, Replay, RunError
-from rltemplate.learning.engine import Engine, WrongProgramError
+from rltemplate.learning.engine import Engine
 from rltemplate.learning.normalize import Scaling, normalize
 from rltemplate.rng import Streams
-
-# In about one rehearsal of twenty, rounding decides whether a unit of ReLU passes its gradient on. A wrong
-# program is wrong with all numbers.
-_ATTEMPTS = 3
 
 
 class StatefulAlgorithm:
@@ -97,27 +93,8 @@ class StatefulAlgorithm:
             self.envs.load_state_dict(state["envs"])
             self.obs = state["obs"].to(self.device)
 
-    def try_programs(self, stepwise: bool) -> None:
-        """Compile the functions of the engine, and compare a call of each with the function as it is written.
-
-        Changes no state, and draws from no stream of the run. For the errors, and `stepwise`, see
-        `Engine.trial`.
-        """
-        streams = self.streams
-        try:
-            for attempt in range(_ATTEMPTS):
-                self.streams = Streams(attempt, self.device)
-                try:
-                    with self.engine.trial(stepwise), torch.no_grad():
-                        return self.rehearse()
-                except WrongProgramError:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
-        finally:
-            self.streams = streams
-
     def rehearse(self) -> None:
-        """Call each function of the engine once, with `made_up` numbers in the shapes of a run.
+        """Call each function of the engine once, with `made_up` numbers in the shapes of a run (trial.py).
 
         An algorithm without its own one tries the compiler with a small function.
         """

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,22 +17,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rltemplate.determinism import kernels
-from rltemplate.interfaces import ConfigError, Probe, RunError, stop_signals_wait
+from rltemplate.interfaces import Probe, RunError
+from rltemplate.signals import stop_signals_wait
 
 Function = Callable[..., Any]
 _MAY_COMPILE = 8  # first calls of a program
-# Largest difference between the results of a program and of its function, as a share of their norm or of 1.
-# By rounding it is below 1e-6.
-_TOLERANCE = 1e-4
 
 
 class CompilerError(RunError):
     """A function could not be compiled, or its program not be loaded; the message is the cause."""
-
-
-class WrongProgramError(ConfigError):
-    """A compiled program computes something else than its function."""
 
 
 class Engine:
@@ -43,7 +34,8 @@ class Engine:
     def __init__(self, compiles: bool = False, device: torch.device | None = None) -> None:
         self.compiles, self._on_gpu = compiles, device is not None and device.type == "cuda"
         self.probe = Probe()
-        self._tries = False  # compare programs with their functions
+        # In a trial: gets a function, the results of its program, and its own results.
+        self.compare: Callable[[Function, Any, Any], None] | None = None
         self._programs: dict[Function, Function] = {}
         self._loops: dict[tuple[Function, bool], Function] = {}
 
@@ -56,8 +48,8 @@ class Engine:
         shapes and of bools is a separate program.
         """
         results = self._program(function)(*arguments)
-        if self._tries:
-            _compare(function, results, function(*arguments))
+        if self.compare is not None:
+            self.compare(function, results, function(*arguments))
         self.probe.results(function.__name__, results)
         return results
 
@@ -79,9 +71,8 @@ class Engine:
             self._loops[function, stepwise] = _on_cpu(_loop(function, stepwise))
         last, shown = self._loops[function, stepwise](state, inputs, *constants)
         metrics = shown[0].metrics if stepwise else shown
-        if self._tries:
-            plain = _one_by_one(function, state, inputs, constants)
-            _compare(function, (last, metrics), plain)
+        if self.compare is not None:
+            self.compare(function, (last, metrics), _one_by_one(function, state, inputs, constants))
         for results in _rows(shown) if stepwise else ():
             self.probe.results(function.__name__, results)
         return last, metrics
@@ -91,22 +82,6 @@ class Engine:
         results = function(*arguments)
         self.probe.results(function.__name__, results, whole=True)
         return results
-
-    @contextlib.contextmanager
-    def trial(self, stepwise: bool) -> Iterator[None]:
-        """Compare the results of each call in the block with those of the function as it is written.
-
-        `stepwise` is the one of the probe that the run will have. Raises CompilerError for what cannot be
-        compiled, and WrongProgramError for a program with other results.
-        """
-        if not torch.compile(_is_compiled, backend="eager", dynamic=False)(torch.zeros(())):
-            raise CompilerError("TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE switches torch's compiler off")
-        probe, self.probe = self.probe, Probe()
-        self.probe.stepwise, self._tries = stepwise, True
-        try:
-            yield
-        finally:
-            self.probe, self._tries = probe, False
 
     def _program(self, function: Function) -> Function:
         if not self.compiles:
@@ -210,10 +185,6 @@ def _compiled(function: Function, **how: Any) -> Function:
     return run
 
 
-def _is_compiled(x: Tensor) -> Tensor:
-    return x + 1.0 if torch.compiler.is_compiling() else x
-
-
 def _cause(error: BaseException) -> str:
     """The cause of an error of the compiler in a line, with the line of code if it is about one."""
     inner = getattr(error, "inner_exception", None) or error
@@ -226,17 +197,3 @@ def _cause(error: BaseException) -> str:
         said = f"the C++ compiler fails: {said}"
     places = [line for line in lines if line.startswith('File "')]
     return f"{said} ({places[-1]})" if places and "from user code" in str(inner) else said
-
-
-def _compare(function: Function, results: Any, plain: Any) -> None:
-    """Raise WrongProgramError unless a program's results are those of the function as it is written."""
-    for result, other in zip(pytree.tree_leaves(results), pytree.tree_leaves(plain), strict=True):
-        a, b = result.double(), other.double()
-        share = math.sqrt(kernels.total((a - b) ** 2) / kernels.total(b**2).clamp(min=1.0))
-        if not share <= _TOLERANCE:  # NaN is none
-            folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the compiler's cache")
-            raise WrongProgramError(
-                f"{function.__qualname__}: its compiled program is wrong: results differ by {share:.3g} of "
-                f"their size from those of the function as it is written\nremove {folder}, where it comes "
-                "from, or use compile=false"
-            )

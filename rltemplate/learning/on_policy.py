@@ -12,7 +12,7 @@ from torch import Tensor
 from rltemplate.interfaces import Episode, ForwardPass
 from rltemplate.learning.algorithm import StatefulAlgorithm
 from rltemplate.learning.normalize import Scaling, rescale
-from rltemplate.learning.optim import FlatModule
+from rltemplate.learning.optim import AdamState, FlatModule, rehearsed
 
 Samples = TypeVar("Samples", bound=tuple[Tensor, ...])  # a NamedTuple
 
@@ -85,6 +85,18 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         """Actions for unscaled observations (N, O)."""
         raise NotImplementedError
 
+    def coefficients(self) -> Any:
+        """The coefficients of the coming iteration, a NamedTuple of 0-d tensors."""
+        raise NotImplementedError
+
+    def targets(self, flat: Tensor, rollout: Rollout, reward: Tensor) -> Any:
+        """The quantities that an update learns from, a NamedTuple, by the networks `flat`."""
+        raise NotImplementedError
+
+    def one_pass(self, net: AdamState, rollout: Rollout, targets: Any, coef: Any) -> tuple[AdamState, Tensor]:
+        """The updates of one pass over the rollout, by the engine, and their metrics."""
+        raise NotImplementedError
+
     def collect(self, obs: Tensor) -> Rollout:
         """T steps with the present policy from the observations `obs` (N, O) on."""
         num_steps, num_envs = self.config.num_steps, self.envs.num_envs
@@ -134,11 +146,17 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         return rescale(rollout.reward, norm.scaling(), self.config.reward_clip)
 
     def rehearse(self) -> None:
-        """One decision."""
-        num_envs = self.envs.num_envs
-        obs = self.made_up(num_envs, self.envs.codec.obs_size)
-        noise = self.streams.draw("action", self.dist.noise, num_envs)
-        self.engine.run(self.policy_step, self.state.net.params, self.scaling(), obs, noise)
+        """One decision, and the updates of one pass over a made-up rollout."""
+        num_steps, num_envs, net = self.config.num_steps, self.envs.num_envs, rehearsed(self.state.net)
+        reward, rows = self.made_up(num_steps, num_envs), num_steps * num_envs
+        seen, never = self.made_up(rows, self.envs.codec.obs_size), torch.zeros_like(reward)
+        noise, each = (self.streams.draw("action", self.dist.noise, number) for number in (num_envs, rows))
+        self.engine.run(self.policy_step, net.params, self.scaling(), seen[:num_envs], noise)
+        step = self.policy_step(net.params, None, seen, each)
+        obs, action, log_prob = (x.unflatten(0, reward.shape) for x in (seen, step.action, step.log_prob))
+        ends = seen[:num_envs], seen[:0]
+        rollout = Rollout(obs, obs, action, log_prob, reward, never, never, *ends, episodes=[])
+        self.one_pass(net, rollout, self.targets(net.params, rollout, reward), self.coefficients())
 
     # Acting
 

@@ -71,8 +71,8 @@ def export_policy(run_dir: Path, file: Path) -> None:
     import torch
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
+    from rltemplate.rerun.policy import load_policy
     from rltemplate.run.checkpoint import Checkpoints, newest_checkpoint
-    from rltemplate.train import load_policy
 
     found = newest_checkpoint(run_dir, print, experience=False)
     if found is None:

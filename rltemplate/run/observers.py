@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail
-from rltemplate.determinism import switches
+from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.checks import promised
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.envs import Envs
@@ -150,30 +151,38 @@ class Observers:
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, logger.message)
         self._at = Progress()
-        self._saved_steps = self._began_at = algorithm.env_steps
+        self._saved_steps = algorithm.env_steps
 
     @property
     def complete(self) -> bool:
         """True if the last iteration of the run was evaluated and logged."""
         return self._at.looked and self._at_end
 
-    def begin(self) -> None:
-        """An iteration begins."""
-        self._began_at = self._algorithm.env_steps
-        self.check_settings("before")  # an environment for evaluations may have changed them
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Observe an iteration, which is the block: its beginning, its time, and the settings of libraries.
+
+        RunError if a setting has changed, in the iteration or since the last one, such as by an environment
+        for evaluations. The numbers were then made with two settings, and a run that is resumed would make
+        others. At a level that promises nothing there is a note, once for each change.
+        """
+        denormals.keep_in_threads()  # observers load libraries, which may flush denormal numbers to zero
+        self._at.before = self._algorithm.env_steps
+        self._check_settings("before")
         if self.trace is not None:
             self.trace.begin(self._algorithm)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:  # also where such a change is the reason of an error
+            self._at.training_s += time.perf_counter() - began
+            self._check_settings("in")
 
-    def check_settings(self, when: str = "in") -> None:
-        """Read the settings of the libraries back `when` an iteration was made; RunError if one has changed.
-
-        The numbers of the iteration were made with two settings, and a run that is resumed would make others.
-        At a level that promises nothing there is a note, once for each change.
-        """
+    def _check_settings(self, when: str) -> None:
         now = switches.read_back()
         if not (changed := switches.changes(self._settings, now)):
             return
-        place = f"iteration {self._at.iterations}, which began after {self._began_at:,} environment steps"
+        place = f"iteration {self._at.iterations}, which began after {self._at.before:,} environment steps"
         problem = f"{changed}; the environment or a library has set that {when} {place}"
         if self._promised:
             raise RunError(
@@ -183,20 +192,18 @@ class Observers:
         self._logger.message(f"note: {problem}")
         self._settings = now
 
-    def observe(self, result: IterationResult, before: int, seconds: float) -> None:
-        """Observe an iteration that began after `before` steps.
+    def observe(self, result: IterationResult) -> None:
+        """Observe the result of an iteration.
 
-        RunError if its result is not finite, or if it made no step: then the run would never end.
+        RunError if it is not finite, or if the iteration made no step: then the run would never end.
         """
-        if self._algorithm.env_steps <= before:
+        if self._algorithm.env_steps <= self._at.before:
             raise RunError(
                 f"train_iteration() made no step: env_steps is {self._algorithm.env_steps:,} still"
             )
         self._check_folder()
         self._logger.observe(result)
         self._at.iterations += 1
-        self._at.before = before
-        self._at.training_s += seconds
         if self.trace is not None:
             self.trace.end(self._algorithm, result.metrics)
         self._check_finite(result)

@@ -23,10 +23,11 @@ from rltemplate.envs.make import codec_of
 from rltemplate.interfaces import Algorithm, ConfigError
 from rltemplate.learning.algorithm import StatefulAlgorithm, columns_mean
 from rltemplate.learning.engine import Engine
+from rltemplate.rerun.policy import load_policy
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
 from rltemplate.run.trace import Trace, entries
-from rltemplate.train import build_algorithm, load_policy
+from rltemplate.train import build_algorithm
 
 ENVS = [f"env={path.stem}" for path in sorted((ROOT / "conf" / "env").glob("[A-Z]*.yaml"))]
 ENVS.append("env.id=FrozenLake-v1")  # with observations of a Discrete space

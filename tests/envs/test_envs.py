@@ -195,7 +195,7 @@ REPEATS = "does not repeat itself"
 def test_a_wrapper_that_cannot_be_had_is_refused(changes: dict[str, Any], words: str) -> None:
     changes = changes if "training_wrappers" in changes else {"wrappers": changes}
     with pytest.raises(ConfigError, match=words) as refusal:
-        Envs(env_config("CartPole-v1", **changes), [0])
+        check_env(env_config("CartPole-v1", **changes))
     assert str(refusal.value).count("\n") == (words == REPEATS)
 
 

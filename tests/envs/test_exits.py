@@ -105,7 +105,7 @@ def test_an_environment_that_calls_os_exit_is_named(monkeypatch: pytest.MonkeyPa
     # Before a run begins, it is refused.
     monkeypatch.setattr(Forks, "__init__", lambda *_, **__: ends())
     with pytest.raises(ConfigError, match=r"env.id=Forks-v0: cannot be made, .*ended the process, status 0"):
-        check_env(env_config("Forks-v0"), note=lambda _: None)
+        check_env(env_config("Forks-v0"))
 
 
 @pytest.mark.parametrize(("status", "seen"), [(0, 1), (256, 1), (3, 3)])

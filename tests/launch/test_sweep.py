@@ -27,10 +27,11 @@ from hydra import initialize_config_dir
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import register_schemas
-from rltemplate.interfaces import STOP_SIGNALS, ConfigError, RunError
+from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch import process, sweep, sweep_job
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepRecord
+from rltemplate.signals import STOP_SIGNALS
 
 
 @pytest.fixture(scope="module")

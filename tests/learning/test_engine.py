@@ -24,6 +24,7 @@ from rltemplate.learning import products
 from rltemplate.learning.engine import CompilerError, Engine, _one_by_one
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, gradient
+from rltemplate.learning.trial import WrongProgramError, compare_programs
 from rltemplate.run.trace import digest, entries
 
 
@@ -242,7 +243,6 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch, "compile", lambda function, fullgraph=False, **_: compile_(function, backend="eager")
     )
-    monkeypatch.setattr(train, "cpp_compiler", lambda: "g++")
 
 
 def state_of(algorithm: Algorithm) -> Any:
@@ -270,7 +270,7 @@ def test_a_trial_compiles_what_the_run_will_call_and_changes_nothing(
         algorithm.probe.stepwise = stepwise
         begun, before = programs(), state_of(algorithm)
         if tries:
-            algorithm.try_programs(stepwise)
+            compare_programs(algorithm, stepwise)
             assert state_of(algorithm) == before
             assert programs() - begun > 2
         for _ in range(3):
@@ -285,7 +285,6 @@ def test_a_trial_compiles_what_the_run_will_call_and_changes_nothing(
 @pytest.mark.parametrize("algo", [*ALGORITHMS])
 def test_a_wrong_program_is_named(algo: str, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that was made for other vector instructions, in any result of any function."""
-    monkeypatch.setattr(train, "cpp_compiler", lambda: "g++")
     algorithm: Any = train.build_algorithm(configure(*small(algo, "compile=true", env=TRIED_IN[algo])))[0]
     places, wrong = set[tuple[str, int]](), ("", 0)
 
@@ -308,24 +307,26 @@ def test_a_wrong_program_is_named(algo: str, configure: Configure, monkeypatch: 
 
     monkeypatch.setattr(engines, "_loop", loop)
     monkeypatch.setattr(torch, "compile", compiled)
-    algorithm.try_programs(False)
+    compare_programs(algorithm, False)
     tried = {place for place in places if place[0] != "_is_compiled"}
     assert {name for name, _ in tried} == {"policy_step", "update"}
     for wrong in tried:
-        with pytest.raises(engines.WrongProgramError, match=rf"{wrong[0]}: its compiled program is wrong"):
-            algorithm.try_programs(False)
+        with pytest.raises(WrongProgramError, match=rf"{wrong[0]}: its compiled program is wrong"):
+            compare_programs(algorithm, False)
     algorithm.close()
 
 
-def test_a_compiler_that_is_switched_off_or_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_is_switched_off_or_fails_is_named(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def branches(x: Tensor) -> Any:
         return x + 1.0 if x.sum() > 0 else x
 
     with pytest.raises(CompilerError, match=r"branches: Data-dependent.*test_engine\.py\", line \d+"):
         Engine(compiles=True).run(branches, torch.zeros(3))
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    with pytest.raises(CompilerError, match="TORCHDYNAMO_DISABLE or"), Engine(compiles=True).trial(False):
-        pass
+    with pytest.raises(CompilerError, match="TORCHDYNAMO_DISABLE or"):
+        compare_programs(cast(Any, train.build_algorithm(configure(*small("ppo")))[0]), False)
     failed = CppCompileError(["g++", "-c"], "In file a.h\nx.cpp:3:1: error: too long\nmore")
     assert engines._cause(failed) == "the C++ compiler fails: x.cpp:3:1: error: too long"
     assert engines._cause(PermissionError(13, "Permission denied", "/a")) == "/a: Permission denied"

@@ -20,7 +20,6 @@ from conftest import Configure, small
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rltemplate import train
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.config.command_args import exit_status
 from rltemplate.config.loading import to_dict
@@ -184,7 +183,7 @@ def test_compiled_runs_are_explained_without_the_compiler(
         wrong = False
 
     monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(train, "cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("rltemplate.determinism.programs.cpp_compiler", lambda: "g++")
     in_this_process["b"] = other_compiler
     both = small("sac", *WORDS, "trace=step", "compile=true")
     other = ["algo.tau=0.5"] if by == "the algorithm" else []

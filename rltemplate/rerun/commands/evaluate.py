@@ -33,10 +33,10 @@ def main(args: Args) -> int:
     with run_or_policy(args.run, args.policy, args.runs_dir) as run_dir:
         from rltemplate.envs.exits import exits_are_errors
         from rltemplate.envs.make import make_env
+        from rltemplate.rerun.policy import load_policy
         from rltemplate.rng import env_seeds
         from rltemplate.run.logger import episode_means
         from rltemplate.run.observers import evaluate
-        from rltemplate.train import load_policy
 
         config, algorithm, envs = load_policy(run_dir, trust=args.trust)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)

@@ -123,9 +123,9 @@ def _record(
     """Play and draw an episode for each of `seeds`; its file and its return."""
     from rltemplate.envs.exits import exits_are_errors
     from rltemplate.envs.make import make_env
+    from rltemplate.rerun.policy import load_policy
     from rltemplate.run.observers import LONGEST_VIDEO, evaluate
     from rltemplate.run.video.recorder import VideoRecorder
-    from rltemplate.train import load_policy
 
     config, algorithm, envs = load_policy(run_dir, path=checkpoint, trust=args.trust)
     problems: list[str] = []

@@ -1,0 +1,50 @@
+"""The policy of a run or a file, ready to act."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rltemplate.config.algorithms import OffPolicyConfig
+from rltemplate.config.loading import about_added, complete, to_dict
+from rltemplate.config.schema import Config, Device
+from rltemplate.envs.envs import Envs
+from rltemplate.envs.make import check_env
+from rltemplate.interfaces import Algorithm, ConfigError
+from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
+from rltemplate.run.limits import check_networks, load_to_act
+from rltemplate.run.lines import to_stderr
+from rltemplate.run.trust import check_config
+from rltemplate.train import build_algorithm
+
+
+def load_policy(
+    run_dir: Path, path: Path | None = None, trust: bool = False
+) -> tuple[Config, Algorithm, Envs]:
+    """The configuration of a run and its newest policy, ready to act in a process of its own.
+
+    `path` names one of its checkpoints instead of the newest. `ConfigError` for a policy that cannot act, and
+    without `trust` for one that names code from elsewhere (run/trust.py).
+    """
+    if path is not None:
+        checkpoint = load_checkpoint(path, experience=False)
+    elif (newest := newest_checkpoint(run_dir, to_stderr, experience=False)) is not None:
+        checkpoint = newest
+    else:
+        raise ConfigError(f"{run_dir} has no checkpoint yet")
+    config, added = complete(checkpoint.config)
+    if added:
+        to_stderr(about_added(run_dir.name, added))
+    if not trust:
+        check_config(to_dict(config), run_dir)
+    check_networks(config.algo, checkpoint.state, f"{checkpoint.path}")
+    env = replace(config.env, num_envs=1, num_workers=0)
+    plain = replace(config, env=env, compile=False, device=Device.cpu)
+    if isinstance(config.algo, OffPolicyConfig):  # acting stores no transitions
+        plain = replace(plain, algo=replace(config.algo, buffer_size=1))
+    check_env(plain.env)  # whatever it raises is said in a line
+    algorithm, envs = build_algorithm(plain)
+    # Random streams belong to the device of the training, and deterministic actions need none.
+    state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}
+    load_to_act(algorithm, state, envs.codec.obs_size, config.env.num_envs, f"{checkpoint.path}")
+    return config, algorithm, envs
