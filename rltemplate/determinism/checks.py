@@ -95,12 +95,10 @@ def _instead(config: Config, passes: Passes, products: str) -> str | None:
 
     Another branch of MKL cannot be tried in this process.
     """
-    level, kernels_name = config.determinism, blas_kernels("blas")
-    if kernels_name is None or products not in ("strict", "padded", "blas"):
+    kernels_name, before = blas_kernels("blas"), replace(kernels.chosen)
+    tried = products == "blas" and config.determinism.blas_kernels == kernels_name
+    if kernels_name is None or tried or products not in ("strict", "padded", "blas"):
         return None
-    if products == "blas" and level.blas_kernels == kernels_name:
-        return None
-    before = replace(kernels.chosen)
     try:
         use_blas_threads(1)
         kernels.use("blas", before.row_groups)
@@ -108,9 +106,8 @@ def _instead(config: Config, passes: Passes, products: str) -> str | None:
             holds = usable and not any(differing_rows(each, torch.device("cpu")) for each in passes.values())
     finally:
         kernels.use(before.products, before.row_groups)
-    if not holds:
-        return None
-    return f"determinism.blas_kernels={kernels_name}" if products == "blas" else "determinism.products=blas"
+    instead = f"blas_kernels={kernels_name}" if products == "blas" else "products=blas"
+    return f"determinism.{instead}" if holds else None
 
 
 def differing_rows(each: ForwardPass, device: torch.device) -> str | None:

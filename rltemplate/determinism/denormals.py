@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rltemplate.determinism.libraries import loaded_openmp, openblas
@@ -47,7 +49,7 @@ def rounds_to_nearest() -> bool:
 def keep() -> None:
     """Switch flushing off after anything that may have loaded a library; `ConfigError` if it stays on."""
     if flushed():
-        keep_in_threads(rescan=time.monotonic() - _openmp.scanned > _RESCAN_S)
+        keep_in_threads(rescan=time.monotonic() - _pools.scanned > _RESCAN_S)
 
 
 def keep_in_threads(rescan: bool = False) -> None:
@@ -55,7 +57,10 @@ def keep_in_threads(rescan: bool = False) -> None:
 
     `rescan` looks for libraries that were loaded since the last time.
     """
-    _openmp.reset(rescan)
+    if rescan:
+        _pools.scan()
+    for run in _pools.run:
+        run(_pools.reset, _DEFAULT, 0, 0)  # 0: as many threads as a parallel region has
     if flushed():
         import torch  # slow to import, and hardly ever needed
 
@@ -67,30 +72,25 @@ def keep_in_threads(rescan: bool = False) -> None:
         )
 
 
-class _OpenMP:
+class _Pools:
     """The thread pools of the OpenMP libraries of this process: each belongs to the thread that uses it."""
 
-    def __init__(self) -> None:
-        self.scanned = 0.0
-        self._run: list[Any] = []
-        self._reset: Any = None
+    scanned = -math.inf
+    run: Sequence[Any] = ()  # functions that run another one in all threads of a pool
+    reset: Any = None  # gives a thread the usual floating-point environment
 
-    def reset(self, rescan: bool) -> None:
-        """Give every thread of the pools, this one too, the usual floating-point environment."""
-        if rescan or not self.scanned:
-            self.scanned, self._run = time.monotonic(), []
-            for library in loaded_openmp():
-                with contextlib.suppress(AttributeError):
-                    run = library.GOMP_parallel  # LLVM's and Intel's libraries have it as well
-                    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-                    self._run.append(run)
-            if self._run:
-                self._reset = ctypes.cast(ctypes.CDLL("libm.so.6").fesetenv, ctypes.c_void_p)
-        for run in self._run:
-            run(self._reset, _DEFAULT, 0, 0)  # 0: as many threads as a parallel region has
+    def scan(self) -> None:
+        """Find the libraries that are loaded now."""
+        self.scanned = time.monotonic()
+        # LLVM's and Intel's libraries have the function of GNU's as well.
+        self.run = [each.GOMP_parallel for each in loaded_openmp() if hasattr(each, "GOMP_parallel")]
+        for run in self.run:
+            run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        if self.run:
+            self.reset = ctypes.cast(ctypes.CDLL("libm.so.6").fesetenv, ctypes.c_void_p)
 
 
-_openmp = _OpenMP()
+_pools = _Pools()
 
 
 def restart_openblas() -> None:

@@ -79,8 +79,7 @@ def influences(environment: Mapping[str, str], compiles: bool = True) -> dict[st
 
 def compiler_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that may change what torch's compiler and a C++ compiler make, with their values."""
-    names = (name for name in sorted(environment) if name.startswith(_COMPILERS))
-    return {name: environment[name] for name in names if not name.endswith(_IDLE)}
+    return {name: each for name, each in influences(environment).items() if name.startswith(_COMPILERS)}
 
 
 def prepared(environment: Mapping[str, str], switches: DeterminismConfig, num_threads: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,14 @@ _MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 10: "AVX2", 12: "AVX512"
 _MKL_STRICT = 0x10000
 _NAMED = 3  # changed settings in a message
 _MKL_BLAS = 1  # MKL's domain of matrix products; each domain has its own number of threads
+
+
+_BACKENDS = (
+    *("mkldnn.enabled", "mkldnn.deterministic", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision"),
+    *("mkldnn.rnn.fp32_precision", "cudnn.enabled", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
+    *("cuda.matmul.allow_fp16_reduced_precision_reduction", "opt_einsum.enabled", "opt_einsum.strategy"),
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+)
 
 
 def apply(
@@ -129,7 +138,6 @@ def read_back() -> dict[str, Any]:
 
 def _of_torch() -> dict[str, Any]:
     """Switches of torch that no level sets, and that any library may set."""
-    backends: Any = torch.backends
     try:
         precision: str | None = torch.get_float32_matmul_precision()
     except RuntimeError:  # the precisions below were set so that none of its names fits
@@ -142,25 +150,12 @@ def _of_torch() -> dict[str, Any]:
         "autocast": [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)],
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "float32_matmul_precision": precision,
-        "mkldnn_matmul_precision": backends.mkldnn.matmul.fp32_precision,
-        "mkldnn_conv_precision": backends.mkldnn.conv.fp32_precision,
-        "mkldnn_rnn_precision": backends.mkldnn.rnn.fp32_precision,
-        "cudnn_conv_precision": backends.cudnn.conv.fp32_precision,
-        "cudnn_rnn_precision": backends.cudnn.rnn.fp32_precision,
-        "cuda_half_precision_sums": [
-            name
-            for name in ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction")
-            if getattr(backends.cuda.matmul, f"allow_{name}")
-        ],
         "cuda_attention": [
             name
             for name in ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
-            if getattr(backends.cuda, f"{name}_enabled")()
+            if getattr(torch.backends.cuda, f"{name}_enabled")()
         ],
-        "cudnn_enabled": backends.cudnn.enabled,
-        "mkldnn_enabled": backends.mkldnn.enabled,
-        "mkldnn_deterministic": backends.mkldnn.deterministic,
-        "opt_einsum": backends.opt_einsum.enabled and backends.opt_einsum.strategy,
+        **{name.replace(".", "_"): attrgetter(name)(torch.backends) for name in _BACKENDS},
     }
 
 

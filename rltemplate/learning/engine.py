@@ -175,10 +175,9 @@ def _compiled(function: Function, **how: Any) -> Function:
                 f"{function.__qualname__} was compiled too often, since a number that it reads keeps "
                 "changing (named in the warning before): make the number an argument"
             ) from error
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise CompilerError(f"{function.__qualname__}: {_cause(error)}") from error
         except RuntimeError as error:
-            if "found no compiled frames" not in str(error):
+            by_compiler = isinstance(error, torch._dynamo.exc.TorchDynamoException)
+            if not (by_compiler or "found no compiled frames" in str(error)):
                 raise
             raise CompilerError(f"{function.__qualname__}: {_cause(error)}") from error
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,7 +118,8 @@ def test_flushing_is_switched_off_or_refused(monkeypatch: pytest.MonkeyPatch) ->
         assert not (small * 0.5).any()
         assert switches.changes(settings, switches.read_back()) == "flush_to_zero was False and is True"
         monkeypatch.setattr(torch, "set_flush_denormal", lambda _: False)
-        monkeypatch.setattr(denormals, "_openmp", SimpleNamespace(scanned=math.inf, reset=lambda _: None))
+        monkeypatch.setattr(denormals, "loaded_openmp", list)
+        monkeypatch.setattr(denormals, "_pools", denormals._Pools())
         with pytest.raises(ConfigError, match="cannot be switched off here"):
             switches.confirm(settings)
         with pytest.raises(ConfigError, match="cannot be switched off here"):
