@@ -70,8 +70,8 @@ def loaded_openmp() -> list[Any]:
     if sys.platform != "linux":
         return []
     names = sorted({*_OPENMP.findall(Path("/proc/self/maps").read_text(errors="replace"))})
-    found = []
+    libraries = []
     for name in names:
         with contextlib.suppress(OSError):
-            found.append(ctypes.CDLL(name))
-    return found
+            libraries.append(ctypes.CDLL(name))
+    return libraries

@@ -68,10 +68,10 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
         to_stderr(f"note: {changed} since the environment was made")
         settings = now
     passes = algorithm.forward_passes()
-    found = {name: checks.CHECKS[name](config, passes) for name in promised}
-    if "repeats" in found:
+    findings = {name: checks.CHECKS[name](config, passes) for name in promised}
+    if "repeats" in findings:
         tried = repeats(config.env)
-        found["repeats"]["env_seed_bits"] = tried.seed_bits
+        findings["repeats"]["env_seed_bits"] = tried.seed_bits
         if not tried.holds:
             cure = "Is there a generator of its own, or a reset() without super().reset(seed=seed)?"
             if repeats(seeded_episodes(config.env)).holds:
@@ -82,7 +82,7 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
             )
     if promised:  # the trial made steps of the environment
         switches.confirm(settings)
-    return DeterminismFacts(level=level, settings=dict(settings), checks=found)
+    return DeterminismFacts(level=level, settings=dict(settings), checks=findings)
 
 
 class TrainingRun:
