@@ -32,7 +32,7 @@ ON_POLICY, TRACE = "rltemplate/learning/on_policy.py", "rltemplate/run/trace.py"
 SCALED = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
 PPO, LOGGED = "rltemplate/algos/ppo.py", '        further = {"value/explained_variance": explained}\n'
 # An action with another last bit, at the place where it is handed out.
-SEEN = "        if not (whole or self.stepwise or event == RESET):\n"
+SEEN = "        if not (self._begun and (whole or self.stepwise or event == RESET)):\n"
 FLIP = """\
         self.decisions = getattr(self, "decisions", 0) + (event == "policy_step")
         self.decisions *= event != "targets"
