@@ -82,11 +82,6 @@ class _Work:
     folder: Path
     children: Children
 
-    @property
-    def compiled(self) -> bool:
-        """True if one of the runs was compiled."""
-        return any(raw_config(run_dir).get("compile") for run_dir in self.dirs)
-
     def run_again(self, aim: str, eager: bool = False, **wanted: Any) -> list[Path]:
         """Run both runs again, and compare them with their records; the new folders.
 
@@ -152,26 +147,26 @@ def _explain(
     work: _Work, result: Zoom, at: traces.Divergence, since: tuple[str, int] | None, folders: list[Path]
 ) -> None:
     """Find the operation that made the first item that differs; `folders` are of the pass for its tensors."""
-    here, eager = place_name(result.event or "", result.index), work.compiled
+    place = place_name(result.event or "", result.index)
+    eager = any(raw_config(run_dir).get("compile") for run_dir in work.dirs)
     wanted: dict[str, Any] = {"event": result.event, "index": result.index}
     if eager:
-        folders = work.run_again(f"operations of {here} without the compiler", True, **wanted, since=since)
+        folders = work.run_again(f"operations of {place} without the compiler", True, **wanted, since=since)
         other = traces.first_difference(*map(traces.open_trace, folders), left_out=work.not_compared)
         if other is None or _item(other) != _item(at):
-            where = (
-                f"first differ in iteration {other.iteration:,}, {_name(other)}"
-                if other
-                else "are equal there"
-            )
+            where = "are equal there"
+            if other is not None:
+                event = place_name(other.event, other.index)
+                where = f"first differ in iteration {other.iteration:,}, {event}: {other.item}"
             result.note = f"Without the compiler the runs {where}. So the compiled programs differ."
             return
         result.note = (
             "Without the compiler the runs differ at the same item. The operation is of these runs, and the "
             "values above are of the compiled ones."
         )
-    finding = _finding(result, folders, place_name(*since) if since else here)
+    finding = _finding(result, folders, place_name(*since) if since else place)
     if finding.kind == "outside" and since not in (None, (START, 0)) and result.event not in _BY_ENVIRONMENTS:
-        aim = f"operations of {here} from the beginning of the iteration on"
+        aim = f"operations of {place} from the beginning of the iteration on"
         folders = work.run_again(aim, eager, **wanted, since=(START, 0))
         earlier = _finding(result, folders, "the beginning of the iteration")
         finding = finding if earlier.kind == "outside" else earlier
@@ -185,10 +180,6 @@ def _finding(result: Zoom, folders: Sequence[Path], logged_from: str) -> Finding
 
 def _item(at: traces.Divergence) -> tuple[Any, ...]:
     return at.iteration, at.event, at.index, at.item
-
-
-def _name(at: traces.Divergence) -> str:
-    return f"{place_name(at.event, at.index)}: {at.item}"
 
 
 def _not_repeated(recorded: Path, again: Path) -> str | None:

@@ -171,11 +171,8 @@ def _finite(value: Any) -> Any:
 
 def cut_file(path: Path, size: int) -> None:
     """Cut a file to its first bytes; raises OSError, also for a link."""
-    fd = os.open(path, os.O_WRONLY | _NO_LINK)
-    try:
-        os.ftruncate(fd, size)
-    finally:
-        os.close(fd)
+    with os.fdopen(os.open(path, os.O_WRONLY | _NO_LINK), "wb") as file:
+        file.truncate(size)
 
 
 def say(text: str, end: str = "\n", stream: TextIO | None = None) -> None:

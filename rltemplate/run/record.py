@@ -22,7 +22,7 @@ from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.lines import replace_text, strict_json
 from rltemplate.run.paths import RECORD, SEARCH, SWEEP_INDEX
 from rltemplate.run.used_code import UsedCode
-from rltemplate.run.validation import Line, Missing, parse_json, read_text, typed
+from rltemplate.run.validation import Line, Missing, parse_json, read_json, read_text, typed
 
 SCHEMA_VERSION = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
@@ -181,7 +181,7 @@ class SweepJob:
     @classmethod
     def read(cls, path: Path) -> SweepJob:
         """The job in a file. Raises ConfigError for a damaged one."""
-        return typed(parse_json(read_text(path), str(path)), cls, str(path))
+        return read_json(path, cls)
 
     def run(self, folder: Path) -> Path | None:
         """Folder of the job's run, where `folder` is that of the sweep."""
@@ -213,8 +213,7 @@ class SearchRecord:
     @classmethod
     def read(cls, folder: Path) -> SearchRecord:
         """The record of the search in `folder`. Raises ConfigError for a damaged one."""
-        path = folder / SEARCH
-        return typed(parse_json(read_text(path), str(path)), cls, str(path))
+        return read_json(folder / SEARCH, cls)
 
     def write(self, folder: Path) -> None:
         replace_text(folder / SEARCH, [strict_json(asdict(self), indent=1)])
@@ -241,8 +240,7 @@ class SweepRecord:
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
         """The record of the sweep in `folder`. Raises ConfigError for a missing or damaged one."""
-        path = folder / SWEEP_INDEX
-        record = typed(parse_json(read_text(path), str(path)), cls, str(path))
+        record = read_json(folder / SWEEP_INDEX, cls)
         record.jobs = sorted(map(SweepJob.read, folder.glob("job_*.json")), key=lambda job: job.job)
         return record
 

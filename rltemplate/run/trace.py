@@ -139,7 +139,9 @@ class Trace(Probe):
             add_item(self._items, f"draw/{stream}", self._digest(value))
 
     def results(self, event: str, values: Any, whole: bool = False) -> None:
-        if not self._begun or not (whole or self.stepwise or event == RESET):
+        if not (whole or self.stepwise or event == RESET):
+            return
+        if not self._begun:
             return
         for item, value in named_leaves(values):
             text = self._digest(value)

@@ -66,7 +66,7 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
         switches.confirm(settings)
     elif changed := switches.changes(settings, now := switches.read_back()):
         to_stderr(f"note: {changed} since the environment was made")
-        settings = now
+        settings = {**settings, **now}
     passes = algorithm.forward_passes()
     findings = {name: checks.CHECKS[name](config, passes) for name in promised}
     if "repeats" in findings:

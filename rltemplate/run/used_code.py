@@ -213,7 +213,7 @@ def _parents(name: str) -> set[str]:
 def _installed_names(_import_path: tuple[str, ...]) -> Collection[str]:
     """The first parts of the names of files of installed packages, and of modules where these are not listed.
 
-    `packages_distributions()` gives the same, and takes ten times as long.
+    `packages_distributions()` gives the names of their modules alone, and takes ten times as long.
     """
     lists = (each.read_text(name) or "" for each in distributions() for name in ("RECORD", "top_level.txt"))
     return {re.split("[/.,]", line, maxsplit=1)[0] for text in lists for line in text.splitlines()}
@@ -286,12 +286,11 @@ def _digest(file: Path) -> str:
 
 def _package_files(folder: Path) -> list[Path]:
     """The files of a package, its source first; of a very large one not all."""
-    found = list[Path]()
+    files = list[Path]()
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
-        found += [
-            Path(place, name) for name in sorted(names) if not is_prose(name) and not name.endswith(".pyc")
-        ]
-        if len(found) > 10 * _MOST_FILES:
+        kept = (name for name in sorted(names) if not is_prose(name) and not name.endswith(".pyc"))
+        files += (Path(place, name) for name in kept)
+        if len(files) > 10 * _MOST_FILES:
             break
-    return sorted(found, key=lambda file: file.suffix not in _SOURCES)[:_MOST_FILES]
+    return sorted(files, key=lambda file: file.suffix not in _SOURCES)[:_MOST_FILES]

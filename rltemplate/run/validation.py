@@ -56,6 +56,11 @@ def read_text(path: Path, name: str = "", most: int = MAX_BYTES) -> str:
         raise ConfigError(f"{name or path} cannot be read: no UTF-8 at byte {error.start:,}") from None
 
 
+def read_json(path: Path, kind: type[T]) -> T:
+    """The values of a file of strict JSON, typed."""
+    return typed(parse_json(read_text(path), str(path)), kind, str(path))
+
+
 def parse_json(text: str | bytes, name: str, finite: bool = True) -> Any:
     """The values of a JSON text, with limited nesting and numbers; strict JSON if `finite` is set."""
     number = _finite if finite else float
