@@ -24,6 +24,8 @@ CPU_FLAGS = (
     *("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"),
 )
 _CGROUPS = Path("/sys/fs/cgroup")  # version 2
+# Libraries add folders later: torch's compiler loads setuptools, which adds the packages that it brings.
+_IMPORT_PATH = (*sys.path,)
 COMPILER = "c++ compiler"  # its name among the versions of packages
 # Facts of /proc/cpuinfo by which a C++ compiler chooses instructions: of x86, and of ARM.
 _CPU_MODEL = (
@@ -63,11 +65,13 @@ def machine_facts() -> dict[str, Any]:
 def package_versions(compiles: bool = False) -> dict[str, str]:
     """Versions of installed distributions by normalised name; of two versions the one that Python imports.
 
+    They are those at the start of the process, and do not depend on what it has imported.
+
     With `compiles` the C++ compiler is one of them. The name of a metadata folder has name and version (wheel
     format, "File name convention"). Reading names is a hundred times faster than parsing metadata.
     """
     versions = {COMPILER: compiler_version() or "none"} if compiles else dict[str, str]()
-    for entry in sys.path:
+    for entry in _IMPORT_PATH:
         for folder in Path(entry or ".").glob("*.dist-info"):
             name, _, version = folder.stem.partition("-")
             versions.setdefault(name.replace("_", "-").replace(".", "-").lower(), version)

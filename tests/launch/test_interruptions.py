@@ -253,6 +253,17 @@ def test_changed_code_or_libraries_are_refused_unless_they_are_accepted(
         check_changes("it", GitRecord(), versions | {"torch": "1.0"}, GitRecord(), accept=False)
 
 
+def test_packages_that_a_library_brings_along_are_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's compiler loads setuptools, which does so; a resumed run compares before it compiles."""
+    before = package_versions()
+    (tmp_path / "brought-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert package_versions() == before
+    assert "torch" in before
+
+
 def test_another_compiler_is_refused_unless_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled run would go on with other programs; other runs do not ask for a compiler."""
     monkeypatch.setattr(machine, "compiler_version", lambda: "g++ 14")
