@@ -51,7 +51,7 @@ def test_whatever_makes_another_program_has_another_folder(
         environment[what] = value
     elif what == "torch":
         (tmp_path / "torch-3.0.dist-info").mkdir()
-        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(machine, "_IMPORT_PATH", [tmp_path])
     else:
         monkeypatch.setattr(machine if what == "compiler_version" else programs, what, lambda: value)
     after = cache_folder(environment | {CACHE_DIR: str(before)})
