@@ -36,6 +36,7 @@ from rltemplate.run.job import Job, new_job, resume_job
 from rltemplate.run.lines import lock, make_durable_folder, say
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import SearchRecord, SearchTrial
+from rltemplate.run.trust import check_folder
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -89,6 +90,7 @@ def main(args: Args) -> int:
     check_plan(plan)
     name = f"search-{args.sweep}-{digest([sorted(args.overrides), space])}"
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
+    check_folder(folder)  # logs go there, and it may have come from somebody else
     with in_a_line(f"runs_dir={folder} cannot be made"):
         make_durable_folder(folder)
     lock(folder)

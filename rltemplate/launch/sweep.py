@@ -32,6 +32,7 @@ from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
 from rltemplate.run.lines import lock, make_durable_folder, say, to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, RunRecord, SweepRecord, utc_now
+from rltemplate.run.trust import check_folder, check_id
 from rltemplate.run.used_code import UsedCode
 from rltemplate.signals import stop_signals
 
@@ -44,11 +45,13 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
     label = f"sweep-{digest(sorted(plan.words))}"  # the same for these arguments in any order
     folder = find_sweep(root, label) if plan.resume else root / paths.new_id(label)
+    check_folder(folder)  # logs go there, and it may have come from somebody else
     with in_a_line(f"runs_dir={folder} cannot be made"):
         make_durable_folder(folder)
     lock(folder)
     if plan.resume:
         record = SweepRecord.read(folder)
+        check_id(record.id, folder)  # the ids of its runs begin with it
         if record.status == "finished":
             say("every job has finished already; nothing is started")
             show_end(record, folder)

@@ -197,6 +197,18 @@ def test_lists_may_be_drawn(quick: None, tmp_path: Path, capsys: pytest.CaptureF
     assert re.search(r"'algo\.hidden_sizes=\[(64, 64|256, 256)\]' seed=1,2,3,4,5", capsys.readouterr().out)
 
 
+def test_a_received_search_writes_through_no_link(quick: None, tmp_path: Path) -> None:
+    args = parse([f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "trials=1"], Args)
+    assert main(args) == 0
+    (folder,) = tmp_path.glob("sweeps/*")
+    outside = tmp_path / "outside"
+    for name in ("study.db-journal", "trial_1.log"):
+        (folder / name).symlink_to(outside)
+        with pytest.raises(ConfigError, match=f"{name} is a link to {outside}"):
+            main(args)
+        (folder / name).unlink()
+
+
 def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_path: Path) -> None:
     words = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -24,11 +24,12 @@ import pytest
 from conftest import ROOT, Start, alive, copy_project, environment, git, plain, program, run, until
 from hydra import initialize_config_dir
 
-from rltemplate.config.cli.preflight import preflight
+from rltemplate.config.cli.preflight import Plan, preflight
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import register_schemas
 from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch import process, sweep, sweep_job
+from rltemplate.run import paths
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.record import SweepRecord
 from rltemplate.signals import STOP_SIGNALS
@@ -382,10 +383,7 @@ def test_a_sweep_that_cannot_be_recorded_leaves_nothing(
 
     plan = replace(preflight(["seed=1,2", f"runs_dir={tmp_path}"]), resume=resumes)
     if resumes:
-        folder = tmp_path / "sweeps" / f"1-sweep-{sweep_job.digest(sorted(plan.words))}-1"
-        folder.mkdir(parents=True)
-        facts: dict[str, Any] = {"start_time": "", "versions": {}, "snapshot": GitRecord()}
-        SweepRecord(id=folder.name, words=plan.words, num_jobs=2, commands=[], **facts).write(folder)
+        received_sweep(tmp_path)
     files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
     monkeypatch.setattr(sweep, "PROJECT", fork)
     monkeypatch.setattr(SweepRecord, "write", full)
@@ -395,6 +393,38 @@ def test_a_sweep_that_cannot_be_recorded_leaves_nothing(
     assert git(fork, "for-each-ref", "refs/runs") == before
     assert {path: path.read_text() for path in tmp_path.rglob("*.json")} == files
     assert len(list((tmp_path / "sweeps").iterdir())) == resumes
+
+
+@pytest.mark.parametrize("name", [paths.LOCK, "launcher.log", "job_0.log", "stop-1", "multirun.yaml"])
+def test_a_received_sweep_writes_through_no_link(name: str, tmp_path: Path) -> None:
+    plan, folder = received_sweep(tmp_path)
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    (folder / name).symlink_to(outside)
+    with pytest.raises(ConfigError, match=f"{name} is a link to {outside}"):
+        sweep.run_sweep(plan, [])
+    assert outside.read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["../../../x-sweep-y", "/tmp/x-sweep-y", "", "-x"])
+def test_the_id_of_a_received_sweep_is_no_path(name: str, tmp_path: Path) -> None:
+    plan, _ = received_sweep(tmp_path, name)
+    with pytest.raises(ConfigError, match="is no id of a"):
+        sweep.run_sweep(plan, [])
+    assert [*tmp_path.iterdir()] == [tmp_path / "sweeps"]
+
+
+def received_sweep(runs_dir: Path, name: str | None = None) -> tuple[Plan, Path]:
+    """A sweep that somebody else has begun, and the checked command that goes on with it."""
+    plan = replace(preflight(["seed=1,2", f"runs_dir={runs_dir}"]), resume=True)
+    folder = runs_dir / "sweeps" / f"1-sweep-{sweep_job.digest(sorted(plan.words))}-1"
+    folder.mkdir(parents=True)
+    facts: dict[str, Any] = {"start_time": "", "versions": {}, "snapshot": GitRecord()}
+    record = SweepRecord(
+        id=folder.name if name is None else name, words=plan.words, num_jobs=2, commands=[], **facts
+    )
+    record.write(folder)
+    return plan, folder
 
 
 def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
