@@ -92,6 +92,8 @@ def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_
         write_video(paths.video_path(run, steps), shade=200)
     paths.video_path(runs[1], 400).write_bytes(b"cut off")
     os.mkfifo(paths.video_path(runs[1], 500))  # whose opening would wait for a writer
+    # A list of other files, which would be played.
+    paths.video_path(runs[1], 600).write_text("ffconcat version 1.0\nfile step_100.mp4\n")
     (tmp_path / "pages").mkdir()
     found = make_report(runs, "runs/*/*", tmp_path / "pages").html
     (link, poster) = re.findall(

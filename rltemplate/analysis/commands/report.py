@@ -184,7 +184,8 @@ def _poster(film: Path) -> bytes:
     import av
     from PIL import Image
 
-    with av.open(str(film)) as container:
+    # Without its format, a list of names would be taken for a film, and what it names would be opened.
+    with av.open(str(film), format="mp4") as container:
         container.seek((container.duration or 0) // 2)
         image = Image.fromarray(next(container.decode(video=0)).to_ndarray(format="rgb24"))
     image.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
