@@ -27,6 +27,7 @@ from rltemplate.run.limits import Excess, check_archive, check_content
 from rltemplate.run.lines import make_durable_folder, replace_file, to_stderr
 from rltemplate.run.manifest import Damaged, Manifest, list_checkpoints, read_manifest, reading
 from rltemplate.run.paths import steps_of
+from rltemplate.run.validation import size_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,6 +157,7 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     for name, digest in {path.name: manifest.state, **(manifest.chunks if experience else {})}.items():
         file = path.with_name(name)
         with reading(file):
+            size_of(file, str(file))
             found = _digest(file)
         if found != digest:
             raise Damaged(f"{file} is damaged: its digest is not the one it was written with")

@@ -37,15 +37,20 @@ def read_bytes(path: Path, name: str = "", most: int = MAX_BYTES) -> bytes:
     """
     name = name or str(path)
     try:
-        facts = path.stat()
-        if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):  # a pipe would wait for ever
-            raise ConfigError(f"{name} cannot be read: it is no file")
-        if facts.st_size > most:
-            raise damaged(name, f"{facts.st_size:,} bytes, and at most {most:,} are read")
+        if (size := size_of(path, name)) > most:
+            raise damaged(name, f"{size:,} bytes, and at most {most:,} are read")
         return path.read_bytes()
     except OSError as error:
         kind = Missing if isinstance(error, FileNotFoundError) else ConfigError
         raise kind(f"{name} cannot be read: {error.strerror}") from None
+
+
+def size_of(path: Path, name: str) -> int:
+    """The size of a file that may be opened: ConfigError for a pipe or a device, OSError if there is none."""
+    facts = path.stat()
+    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):  # reading might never end
+        raise ConfigError(f"{name} cannot be read: it is no file")
+    return facts.st_size
 
 
 def read_text(path: Path, name: str = "", most: int = MAX_BYTES) -> str:

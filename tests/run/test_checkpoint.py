@@ -10,7 +10,7 @@ import re
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +129,18 @@ def test_each_bit_counts(tmp_path: Path) -> None:
                 load_checkpoint(list_checkpoints(tmp_path)[0])
         path.write_bytes(whole)
     load_checkpoint(list_checkpoints(tmp_path)[0])
+
+
+@pytest.mark.parametrize("name", ["step_8.pt", "step_8.json", "experience_0_5.pt"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"]
+)
+def test_what_never_ends_is_not_read(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path, {}, 1).save(8, {"env_steps": 8}, held(5))
+    path.with_name(name).unlink()
+    make(path.with_name(name))
+    with pytest.raises(ConfigError, match=f"{name} cannot be read: it is no file"):
+        load_checkpoint(path)
 
 
 class Harmful:
