@@ -107,8 +107,8 @@ def git(root: Path, *arguments: str) -> str:
         raise ConfigError("The project is no git repository, so its files are not known.") from None
 
 
-def rename(root: Path, old: str, new: str) -> int:
-    """Rename the package and its mentions; returns the number of files that were rewritten."""
+def rename(root: Path, old: str, new: str) -> list[Path]:
+    """Rename the package and its mentions; returns the files that were rewritten, under their new names."""
     # Also inside longer names with underscores, so that both ends of an identifier change alike.
     mention = re.compile(rf"(?<![A-Za-z0-9])(?:{old}|{old.upper()})(?![A-Za-z0-9])")
 
@@ -130,11 +130,15 @@ def rename(root: Path, old: str, new: str) -> int:
     # Everything is read before anything is written: an unreadable file leaves the project as it was.
     for path, text in rewritten.items():
         path.write_bytes(text.encode("utf-8"))
+    names: dict[Path, Path] = {}
     for path in files:
-        if path.relative_to(root).parts[0] != old and renamed(path.name) != path.name:
-            path.rename(path.with_name(renamed(path.name)))
+        inside = path.relative_to(root)
+        if inside.parts[0] == old:
+            names[path] = root.joinpath(new, *inside.parts[1:])
+        elif (name := renamed(path.name)) != path.name:
+            names[path] = path.rename(path.with_name(name))
     (root / old).rename(root / new)
-    return len(rewritten)
+    return [names.get(path, path) for path in rewritten]
 
 
 def begin(root: Path, old: str, new: str, keep: bool) -> None:
@@ -161,15 +165,20 @@ def begin(root: Path, old: str, new: str, keep: bool) -> None:
         page.write_text(LINK.sub(there, text), encoding="utf-8")
 
 
-def tidy(root: Path, longer: int) -> None:
-    """Sort imports and break lines anew; comments may be as much longer as two mentions of the name are."""
+def tidy(root: Path, rewritten: list[Path], longer: int) -> None:
+    """Sort imports and break lines anew in `rewritten`; comments may be longer by two mentions of the name.
+
+    Other files stay as they are: a new line in a module of the user would be other code.
+    """
     settings = root / "pyproject.toml"
     limit = re.compile(r"(?<=^max-line-length = )\d+", re.MULTILINE)
     text = limit.sub(lambda found: f"{int(found[0]) + max(0, 2 * longer)}", settings.read_text("utf-8"))
     settings.write_text(text, encoding="utf-8")
-    if importlib.util.find_spec("ruff") is not None:
+    code = [path for path in rewritten if path.suffix in (".py", ".pyi", ".ipynb") and path.is_file()]
+    if code and importlib.util.find_spec("ruff") is not None:
         for command in (["check", "--select", "I", "--fix-only", "--quiet"], ["format", "--quiet"]):
-            subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=root, check=False)
+            ruff = [sys.executable, "-m", "ruff", *command, "--force-exclude", *map(str, code)]
+            subprocess.run(ruff, cwd=root, check=False)
 
 
 def main() -> int:
@@ -185,12 +194,13 @@ def main() -> int:
         raise ConfigError(
             f"Commit your work first ({number} files changed), to have a way back; or force=true."
         )
-    count = rename(ROOT, old, new)
+    rewritten = rename(ROOT, old, new)
     if (ROOT / FIRST_PAGES).is_dir():
         begin(ROOT, old, new, args.keep)
-    tidy(ROOT, len(new) - len(old))
+    tidy(ROOT, rewritten, len(new) - len(old))
     print(
-        f"{old} is now {new} ({count} files). Look at it with 'git diff', run 'make lint test', then commit."
+        f"{old} is now {new} ({len(rewritten)} files). "
+        "Look at it with 'git diff', run 'make lint test', then commit."
     )
     print("LICENSE keeps the line of the template's authors; add your own above it. Fill in README.md.")
     return 0

@@ -15,6 +15,7 @@ from conftest import ROOT, copy_project, git, run, run_train, small
 # A fork runs these tests too, and was hardly given a name with this end.
 OLD = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
 NEW = f"{OLD}_renamed"
+OWN = '"""A module without a mention."""\nimport sys, os\n'  # in a form of its own
 
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +34,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (copy / f"{OLD}.md").write_text(f"about {OLD}, x{OLD} and {OLD.upper()}_HOME\n")
     (copy / "picture").write_bytes(f"{OLD} \xff\0".encode("latin1"))
     (copy / "link").symlink_to("Makefile")
+    (copy / "own.py").write_text(OWN)
     git(copy, "add", "-A")
     git(copy, "commit", "-q", "-m", "files of a user")
     return copy
@@ -69,6 +71,7 @@ def test_a_renamed_fork_works_and_can_be_renamed_again(clone: Path) -> None:
     assert (clone / f"{NEW}.md").read_text() == f"about {NEW}, x{OLD} and {NEW.upper()}_HOME\n"
     assert (clone / "picture").read_bytes() == f"{OLD} \xff\0".encode("latin1")
     assert (clone / "LICENSE").read_text() == licence
+    assert (clone / "own.py").read_text() == OWN
     names = set(git(clone, "ls-files", "-co", "--exclude-standard").splitlines())
     names -= {"LICENSE", "README.md", f"{NEW}.md"}
     files = [clone / name for name in names if (clone / name).is_file() and name != "picture"]
