@@ -71,11 +71,12 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
     for trace in (trace_a, trace_b):
         if trace.first_end(range(len(trace.lines)))[0] > 1:
             raise ConfigError(f"{trace.run}: its trace has no first iteration, so it cannot be compared")
-    for what in ("algo", "detail"):  # equal in equal runs
+    for key, what in (("algo", "algo"), ("trace", "detail")):  # equal in equal runs
         one, other = getattr(trace_a, what), getattr(trace_b, what)
         if one != other:
             raise ConfigError(
-                f"other {what}: the trace of {trace_a.run} has {what} {one}, that of {trace_b.run} {other}"
+                f"{trace_a.run} was made with {key}={one}, {trace_b.run} with {key}={other}: "
+                f"only runs with the same {key} can be compared"
             )
     alone = [_logged_alone(*each) for each in ((a, trace_a, trace_b), (b, trace_b, trace_a))]
     not_compared = [*alone[0], *alone[1]]

@@ -234,7 +234,7 @@ BAD: dict[str, tuple[str | None, str]] = {
         "run-1-b: its trace has no first iteration",
     ),
     "a line lost": (trace().replace('["items","step"', '["none","step"'), "trace.jsonl: line 6 is damaged"),
-    "another algorithm": (trace(algo="sac"), "other algo: the trace of run-1-a has algo ppo, that"),
+    "another algorithm": (trace(algo="sac"), "run-1-a was made with algo=ppo, "),
 }
 
 
