@@ -25,6 +25,7 @@ from rltemplate.config.terminal import escaped, raw
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.lines import say
+from rltemplate.run.names import unescaped
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, SweepJob, SweepRecord
 from rltemplate.run.sinks.console import show_number, show_time
@@ -190,7 +191,7 @@ class SweepTable:
 def _title(job: SweepJob, record: SweepRecord) -> str:
     """The number of a job, and the overrides that not all jobs have."""
     every = {*map(str.lower, record.words)}  # Hydra writes false as False
-    own = (text for text in job.overrides if text.partition("=")[0] not in BOOKKEEPING_KEYS)
+    own = (unescaped(text) for text in job.overrides if text.partition("=")[0] not in BOOKKEEPING_KEYS)
     return f"#{job.job} {' '.join(text for text in own if text.lower() not in every)}".rstrip()
 
 

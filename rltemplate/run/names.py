@@ -21,7 +21,7 @@ _MADE_WITH = ("kwargs", "wrappers", "training_wrappers")
 def env_name(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
     """The name given to `env=`, else the name of the file in conf/env/ with this environment, else the id."""
     if typed := [word.removeprefix("env=") for word in overrides if word.startswith("env=")]:
-        return _unescaped(typed[-1])
+        return unescaped(typed[-1])
     env = config["env"]
     fitting = [
         (sum(map(len, made)), name)
@@ -48,11 +48,11 @@ def given(overrides: Sequence[str]) -> dict[str, str]:
         key, _, value = word.lstrip("+").partition("=")
         root = re.split(r"[./]", key)[0]
         if key not in _PLACE and root not in ("hydra", *BOOKKEEPING_KEYS) and key_affects_results(key):
-            found[key] = _plain(_unescaped(value.strip("'\"")))
+            found[key] = _plain(unescaped(value.strip("'\"")))
     return found
 
 
-def _unescaped(value: str) -> str:
+def unescaped(value: str) -> str:
     """The value of a single run where Hydra has written that of a sweep: `a:b` for `a\\:b`."""
     return re.sub(r"\\([\\()\[\]{}:=, \t])", r"\1", value)
 

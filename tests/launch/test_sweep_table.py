@@ -186,3 +186,12 @@ def test_the_end_of_a_sweep_recommends_what_works(
         SweepRecord(id="s", words=[], num_jobs=2, status="failed", jobs=jobs, **FACTS), tmp_path
     )
     assert capsys.readouterr().out.splitlines()[-1] == begins
+
+
+def test_a_job_is_named_as_its_arguments_were_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [SweepJob(job=0, overrides=["env=own\\:A-v0", "env.kwargs.a=b\\:c"], status="finished")]
+    record = SweepRecord(id="s", words=["env=own:A-v0"], num_jobs=1, status="finished", jobs=jobs, **FACTS)
+    sweep_table.show_end(record, tmp_path)
+    assert "#0 env.kwargs.a=b:c: finished, no run" in capsys.readouterr().out
