@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved
 from rltemplate.config.command_args import choose
-from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, check_booleans, register_schemas
+from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, check_kinds, register_schemas
 from rltemplate.config.yaml_files import parse
 from rltemplate.interfaces import ConfigError
 
@@ -174,7 +174,7 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
     name = algo.get("name") if isinstance(algo, Mapping) else None
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
-    check_booleans(values)
+    check_kinds(values)
     with in_one_line():
         schema = OmegaConf.structured(Config)
         OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from rltemplate.config.algorithms import ALGORITHMS, MOST_STEPS, AlgoConfig, choice, count, number
 from rltemplate.interfaces import ConfigError
@@ -169,20 +169,24 @@ def key_types(algorithm: str, node: Any = ComposedConfig, prefix: str = "") -> d
     return types
 
 
-def check_booleans(values: Mapping[Any, Any], prefix: str = "") -> None:
-    """Raise `ConfigError` for a number or text where true or false is expected.
+def check_kinds(values: Mapping[Any, Any], prefix: str = "") -> None:
+    """Raise `ConfigError` for a number or text in the place of true or false, or a value in that of keys.
 
-    OmegaConf takes every whole number and words such as `on` as one of the two. Interpolations are resolved
-    later, and null is refused there.
+    OmegaConf takes every whole number and words such as `on` as true or false, and names only its own classes
+    where a file has `algo: sac`. Interpolations are resolved later, and null is refused there.
     """
     for name, value in values.items():
         key = f"{prefix}{name}"
+        kinds = [key_types(algorithm).get(key) for algorithm in ALGORITHMS]
         if isinstance(value, Mapping):
-            check_booleans(value, f"{key}.")
+            check_kinds(value, f"{key}.")
         elif value is None or isinstance(value, bool) or str(value)[:2] in ("${", "??"):
             continue
-        elif any(bool in _union(key_types(algorithm).get(key)) for algorithm in ALGORITHMS):
-            auto = any(str in _union(key_types(algorithm).get(key)) for algorithm in ALGORITHMS)
+        elif any(is_dataclass(kind) or get_origin(kind) is dict for kind in kinds):
+            chosen = f"; a file chooses with 'defaults: [override /{key}: NAME]'" if "." not in key else ""
+            raise ConfigError(f"{key}: expected keys with values, got {value}{chosen}")
+        elif any(bool in _union(kind) for kind in kinds):
+            auto = any(str in _union(kind) for kind in kinds)
             if not (auto and value == AUTO):
                 raise ConfigError(f"{key}={value}: expected {'auto, ' * auto}true or false")
 

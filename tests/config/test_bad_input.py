@@ -92,6 +92,7 @@ CALLS += [
         ("recipe=ppo-Hoper", "did you mean ppo-Hopper? allowed: ", " more, see conf/recipe/"),
         # environments
         ("env=Hoper-v5", "did you mean Hopper-v5?", "any id registered in Gymnasium", " more, see conf/env/"),
+        ("env=gymnasium:Hoper-v5", "did you mean gymnasium:Hopper-v5?"),
         ("env=no_such_module:Pong-v5", "no_such_module cannot be imported (No module named"),
         # values
         ("seed=-1", "seed=-1: must be at least 0"),
@@ -137,6 +138,8 @@ CALLS += [
         (f"run_dir={'x' * 5000}", "cannot be made, File name too long"),
         (f"--config-dir={'x' * 5000}", "no such folder"),
         ("--config-dir=~nobody-of-this-name", "no such folder"),
+        # the nearest match
+        ("device=gpu", "did you mean cuda? allowed: cpu, cuda, auto"),
         # values that would be taken for others
         ("algo.orthogonal_init=10000000", "algo.orthogonal_init=10000000: expected true or false"),
         ("algo.normalize_obs=true,1", "algo.normalize_obs=1: expected true or false"),

@@ -168,6 +168,17 @@ def test_mistakes_that_only_whole_files_have_are_explained(tmp_path: Path) -> No
         ("algo", f"{head}algo: {{name: ppo}}\n", "algo=mine: its file needs 'defaults: [_NAME@algo]'"),
         ("algo", f"{head}seed: 3\n", "algo=mine: its file needs 'defaults: [_NAME@algo]'"),
         ("sweep", "seed: 1,x\nalgo.gama: 1\n", "(in sweep=mine)"),
+        (
+            "experiment",
+            f"{head}defaults: [override /algo: sca]\n",
+            "algo/sca: no such file; did you mean sac?",
+        ),
+        ("experiment", f"{head}algo: sac\n", "mine.yaml: algo: expected keys with values, got sac"),
+        (
+            "experiment",
+            f"{head}env: {{wrappers: [Own]}}\n",
+            "env.wrappers: expected keys with values, got ['Own']",
+        ),
     ]:
         (tmp_path / group).mkdir(exist_ok=True)
         (tmp_path / group / "mine.yaml").write_text(text)

@@ -15,7 +15,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.cli.files import chosen_algorithm, option_names
 from rltemplate.config.cli.overrides import MAPPINGS, wrong_key, wrong_value
-from rltemplate.config.command_args import first_line
+from rltemplate.config.command_args import choose, first_line
 from rltemplate.config.loading import CONF, auto_keys, in_one_line, to_config, to_dict
 from rltemplate.config.schema import Config, key_types
 from rltemplate.config.secrets import refuse_secrets
@@ -93,6 +93,10 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
         return (
             f"algo={name}: has no entry in ALGORITHMS of config/algorithms.py, beside conf/algo/{name}.yaml"
         )
+    if isinstance(error, MissingConfigException) and missing and error.options:
+        group, _, name = missing.rpartition("/")
+        names = [each for each in error.options if not each.startswith("_")]
+        return f"'defaults:' of a file: {group}/{name}: no such file; {choose(name, names, f'conf/{group}/')}"
     if not isinstance(cause, OmegaConfBaseException):
         return first_line(error)
     key, unknown = cause.full_key or "", isinstance(cause, ConfigAttributeError | ConfigKeyError)

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.command_args import choose
 from rltemplate.config.loading import CONF
-from rltemplate.config.schema import check_booleans
+from rltemplate.config.schema import check_kinds
 from rltemplate.config.yaml_files import check_yaml, explained, read_yaml, shown
 from rltemplate.interfaces import ConfigError
 
@@ -92,7 +92,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
         values = OmegaConf.to_container(result.config)
         try:
             if isinstance(values, dict):
-                check_booleans(values, "" if prefix in ("_global_", ".") else f"{prefix}.")
+                check_kinds(values, "" if prefix in ("_global_", ".") else f"{prefix}.")
         except ConfigError as error:
             raise ConfigError(f"{shown(path)}: {error}") from None
         return result

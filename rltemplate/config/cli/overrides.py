@@ -25,7 +25,7 @@ from rltemplate.config.cli.files import chosen_algorithm, group_names, option_fi
 from rltemplate.config.command_args import ENOUGH, choose, few, first_line, nearest
 from rltemplate.config.entry_points import brought, load
 from rltemplate.config.loading import environment_file, literal
-from rltemplate.config.schema import NONE, OPTIONAL, check_booleans, key_types
+from rltemplate.config.schema import NONE, OPTIONAL, check_kinds, key_types
 from rltemplate.config.yaml_files import DEEPEST, MAX_DIGITS
 from rltemplate.interfaces import ConfigError
 
@@ -62,6 +62,7 @@ _ELSEWHERE = {
     "logger=wandb": "track wandb",
     "video_every": "capture_video",
 }
+_MEANS = {"gpu": "cuda"}  # by its letters it is nearest to cpu
 _SEVERAL = "; a sweep over several is written without brackets, as 1,2"
 _KINDS: dict[Any, str] = {
     int: f"a whole number, as 1000000{_SEVERAL}",
@@ -112,7 +113,7 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
     null = ["null"] if NoneType in get_args(kind) else []
     kind = get_args(kind)[0] if null else kind
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return choose(value, [*kind.__members__, *null])
+        return choose(_MEANS.get(value, value), [*kind.__members__, *null])
     if is_dataclass(kind):
         return f"expected a value for one of its keys: {', '.join(f'{key}.{s.name}' for s in fields(kind))}"
     if kind is None or get_origin(kind) is dict:
@@ -206,7 +207,7 @@ def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -
         expected = wrong_value(key, value, next(iter(ALGORITHMS))) or "it cannot be read as key=value"
         raise ConfigError(f"{word}: {expected}; quotes and brackets come in pairs, as in seed=range(1,3)")
     for each in sweep_values(override) if bool in kinds else ():
-        check_booleans({key: each})
+        check_kinds({key: each})
     return override
 
 
@@ -309,7 +310,12 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
             load(f"env={name}", "envs", point)
             module = brought("envs")[point].module if env_id in gymnasium.registry else ""
     if env_id not in gymnasium.registry:
-        hint = nearest(env_id, [*gymnasium.registry, *files])
+        # The registry has ids of the module as well, which need its name in front.
+        of_module = (
+            each for each, spec in gymnasium.registry.items() if f"{spec.entry_point}".startswith(module)
+        )
+        named = {each: f"{module}:{each}" for each in of_module} if module else {}
+        hint = nearest(env_id, {each: each for each in [*gymnasium.registry, *files]} | named)
         raise ConfigError(
             f"env={name}: no such environment; {hint}allowed: any id registered in Gymnasium, package:id for "
             f"one that the import of a package registers, or {few([*files], ENOUGH, 'conf/env/')}"
