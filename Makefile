@@ -72,7 +72,7 @@ NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). F
 TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment \
     test test-all test-slow lint format docs lock clean $(if $(wildcard bench),bench)
 
-# 'make train algo = sac' would start a run with other values than meant before it stumbles over 'sac'.
+# 'make train algo= sac' would start a run with other values than meant before it stumbles over 'sac'.
 UNKNOWN := $(filter-out $(TARGETS) $(STAMP),$(MAKECMDGOALS))
 $(if $(UNKNOWN),$(error No such target: $(UNKNOWN). 'make help' lists them. Overrides are written key=value, flags ARGS="..."))
 

@@ -32,7 +32,7 @@ from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
 from rltemplate.run.lines import lock, make_durable_folder, say, to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, RunRecord, SweepRecord, utc_now
-from rltemplate.run.trust import check_folder, check_id
+from rltemplate.run.trust import check_folder
 from rltemplate.run.used_code import UsedCode
 from rltemplate.signals import stop_signals
 
@@ -51,7 +51,6 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     lock(folder)
     if plan.resume:
         record = SweepRecord.read(folder)
-        check_id(record.id, folder)  # the ids of its runs begin with it
         if record.status == "finished":
             say("every job has finished already; nothing is started")
             show_end(record, folder)

@@ -223,7 +223,7 @@ class SearchRecord:
 class SweepRecord:
     """A sweep; `jobs` are read from their own files, and written here as well when the sweep has ended."""
 
-    id: str
+    id: RunId  # the ids of its runs begin with it
     words: list[str]  # overrides that identify the sweep; their order numbers the jobs
     num_jobs: int
     commands: list[list[str]]  # one for each start
