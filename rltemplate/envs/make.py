@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import inspect
 import logging
 import math
+import re
 import time
 import traceback
 from collections.abc import Callable
@@ -17,8 +19,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator
 
-from rltemplate.config.command_args import first_line, nearest
+from rltemplate.config.command_args import choose, error_text, first_line, nearest
 from rltemplate.config.schema import EnvConfig
 from rltemplate.determinism import denormals
 from rltemplate.envs import wrappers
@@ -59,6 +62,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     """
     if "render_mode" in config.kwargs:
         raise ConfigError("env.kwargs.render_mode: videos and films choose it; leave it out")
+    spec: Any = None
     try:
         module, _, name = config.id.rpartition(":")
         if module:  # the form package:Id-v0, whose package registers Id-v0 when it is imported
@@ -80,7 +84,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
         if not config.kwargs:
             raise
         why = f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(f"env.kwargs={config.kwargs}: {why}") from error
+        hint = _allowed(error, spec and spec.entry_point, "render_mode")
+        raise ConfigError(f"env.kwargs={config.kwargs}: {why}; {hint}".rstrip("; ")) from error
     if type(env.unwrapped).__name__ == "BipedalWalker":
         env = FreshWorld(env)
     for key in ("wrappers", "training_wrappers") if training else ("wrappers",):
@@ -96,7 +101,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
 def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym.Env[Any, Any]:
     # Checked before it is called: any other callable would do what its arguments say.
     module, _, own = name.replace(":", ".").rpartition(".")
-    hint = ""
+    hint, kind = "", None
     try:
         home = wrappers.__name__ if hasattr(wrappers, own) else "gymnasium.wrappers"
         source = importlib.import_module(module or home)
@@ -107,8 +112,23 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
         wrapped = kind(env, **(arguments or {}))
     except (gym.error.Error, ImportError, *_MISTAKES) as error:
         why = f"{type(error).__name__}: {first_line(error)}"
+        hint = hint or _allowed(error, kind, "env")
         raise ConfigError(f"{key}={arguments}: {why}; {hint}".rstrip("; ")) from error
     return wrapped
+
+
+def _allowed(error: Exception, made: Any, ours: str) -> str:
+    """`did you mean X? allowed: ...` where `made` has no such argument; `ours` is not for the user."""
+    wrong = re.search(r"got an unexpected keyword argument '(\w+)'", error_text(error))
+    with contextlib.suppress(TypeError, ValueError):  # no signature
+        made = load_env_creator(made) if isinstance(made, str) else made
+        arguments = inspect.signature(made).parameters.values()
+        names = [
+            each.name for each in arguments if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        ]
+        if wrong and wrong[1] not in names and all(each.kind != each.VAR_KEYWORD for each in arguments):
+            return choose(wrong[1], [name for name in names if name != ours] or ["none"])
+    return ""
 
 
 def codec_of(config: EnvConfig) -> Codec:

@@ -35,7 +35,12 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
         "train algo.num_steps=1000000 env.num_envs=65536 algo.num_minibatches=65536",
         "algo.num_steps=1000000 x env.num_envs=65536: a rollout takes 2685.5 GiB, and this machine has",
     ),
-    ("train +env.kwargs.nonsense=1", "env.kwargs={'nonsense': 1}", "unexpected keyword argument"),
+    (
+        "train +env.kwargs.nonsense=1",
+        "env.kwargs={'nonsense': 1}",
+        "unexpected keyword argument",
+        "allowed: ",
+    ),
     ("train baseline=nope", "baseline=nope: no such run under none"),
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),
     ("train run_dir=.", "run_dir=.: is not empty; expected a new folder"),

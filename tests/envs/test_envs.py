@@ -181,7 +181,10 @@ REPEATS = "does not repeat itself"
     ("changes", "words"),
     [
         ({"FramStackObservation": {}}, r"env.wrappers.FramStack.* did you mean FrameStackObservation\?"),
-        ({"FrameStackObservation": {"size": 4}}, "unexpected keyword argument 'size'"),
+        (
+            {"FrameStackObservation": {"size": 4}},
+            r"argument 'size'; did you mean stack_size\? allowed: stack_size",
+        ),
         ({"FrameStackObservation": 4}, "env.wrappers.FrameStackObservation=4: .*must be a mapping"),
         ({"builtins:print": {}}, "is no subclass of gymnasium.Wrapper"),
         ({"pydoc.pipepager": {"cmd": "touch executed"}}, "is no subclass of gymnasium.Wrapper"),
