@@ -409,7 +409,7 @@ def test_a_received_sweep_writes_through_no_link(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["../../../x-sweep-y", "/tmp/x-sweep-y", "", "-x"])
 def test_the_id_of_a_received_sweep_is_no_path(name: str, tmp_path: Path) -> None:
     plan, _ = received_sweep(tmp_path, name)
-    with pytest.raises(ConfigError, match="is no id of a"):
+    with pytest.raises(ConfigError, match=r"at `\$.id`"):
         sweep.run_sweep(plan, [])
     assert [*tmp_path.iterdir()] == [tmp_path / "sweeps"]
 
