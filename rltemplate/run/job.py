@@ -100,7 +100,7 @@ def resume_job(
     fields of `Job`. Raises ConfigError for a damaged record, a wrong total or number of workers, links that
     lead out of the folder, and without `trust` for code from elsewhere (run/trust.py).
     """
-    check_folder(run_dir)
+    check_folder(run_dir, trust)
     record, config = RunRecord.read(run_dir), complete(raw_config(run_dir))[0]
     if not trust and (typed is None or not names_same_code(to_dict(typed), to_dict(config))):
         check_config(to_dict(config), run_dir, resumed=True)

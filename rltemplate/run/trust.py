@@ -58,10 +58,11 @@ def check_config(
         )
 
 
-def check_folder(run_dir: Path) -> None:
+def check_folder(run_dir: Path, trust: bool = False) -> None:
     """Raise `ConfigError` if writing into a run folder might write elsewhere, or wait for ever.
 
-    A run has no links of its own. Those that W&B makes stay inside of the folder.
+    A run has no links of its own. Those that W&B makes stay inside of the folder. With `trust` a folder in it
+    may be a link, such as `checkpoints` to a larger disk.
     """
     top = os.path.realpath(run_dir)
     for folder, *names in os.walk(run_dir):
@@ -70,8 +71,11 @@ def check_folder(run_dir: Path) -> None:
                 if not (path.is_file() or path.is_dir()):
                     raise ConfigError(f"{path} is no file, and nothing that a run writes; remove it")
             elif path.parent == run_dir or not path.resolve().is_relative_to(top):
+                if trust and path.is_dir():
+                    continue
                 leads = f"{path} is a link to {path.readlink()}"
-                raise ConfigError(f"{leads}, and a run writes into its own folder only; put the files there")
+                cure = "; trust=true writes there" if path.is_dir() else ""
+                raise ConfigError(f"{leads}, and a run writes into its own folder only{cure}")
 
 
 def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> Iterator[str]:

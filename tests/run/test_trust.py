@@ -125,6 +125,20 @@ def test_a_link_that_leads_out_of_a_run_folder_is_refused(name: str, own: Own, t
     assert outside.read_text() == "kept"
 
 
+def test_with_trust_a_folder_of_a_run_may_be_a_link_and_a_file_may_not(own: Own, tmp_path: Path) -> None:
+    """Such as checkpoints that the user keeps on a larger disk."""
+    checkpoints = own.run_dir / paths.CHECKPOINTS
+    (tmp_path / "larger disk").mkdir()
+    checkpoints.symlink_to(tmp_path / "larger disk")
+    with pytest.raises(ConfigError, match=r"checkpoints is a link to .*; trust=true writes there"):
+        trust.check_folder(own.run_dir)
+    trust.check_folder(own.run_dir, trust=True)
+    (own.run_dir / paths.METRICS).unlink(missing_ok=True)
+    (own.run_dir / paths.METRICS).symlink_to(tmp_path / "metrics")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is a link to"):
+        trust.check_folder(own.run_dir, trust=True)
+
+
 def test_links_within_a_run_folder_are_no_harm_and_pipes_are(own: Own) -> None:
     (own.run_dir / paths.WANDB / "run-1").mkdir(parents=True)
     (own.run_dir / paths.WANDB / "latest-run").symlink_to("run-1")

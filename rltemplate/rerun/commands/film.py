@@ -76,7 +76,7 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
     episodes = args.episodes or (places if len(checkpoints) == 1 else 1)
     name = f"film_{'all' if len(checkpoints) > 1 else steps_of(checkpoints[0])}.mp4"
     if out is None:
-        check_folder(run_dir)
+        check_folder(run_dir, args.trust)
         out = run_dir / paths.VIDEOS / name
 
     from rltemplate.rng import env_seeds
