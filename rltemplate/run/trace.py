@@ -139,9 +139,7 @@ class Trace(Probe):
             add_item(self._items, f"draw/{stream}", self._digest(value))
 
     def results(self, event: str, values: Any, whole: bool = False) -> None:
-        if not (whole or self.stepwise or event == RESET):
-            return
-        if not self._begun:
+        if not (self._begun and (whole or self.stepwise or event == RESET)):
             return
         for item, value in named_leaves(values):
             text = self._digest(value)
