@@ -112,9 +112,7 @@ def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """The range or the choices of each key in a file of sweep/ in conf/ or in `more`. Raises ConfigError."""
     space = read_sweep(name, more)
     if fixed := {"seed", "runs_dir"} & space.keys():
-        raise ConfigError(
-            f"sweep={name}: {min(fixed)}: all trials of a search have the same; make train can sweep it"
-        )
+        raise ConfigError(f"sweep={name}: {min(fixed)}: all trials of a search have the same")
     for key, rule in space.items():
         if not _is_rule(rule):
             form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"

@@ -239,7 +239,7 @@ def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_
             (f"env.kwargs.x: {{low: 0, high: {high}}}", "sweep=mine: env.kwargs.x: expected {low:")
             for high in (".inf", ".nan", "1e308")
         ),
-        ("seed: {low: 1, high: 9}", "seed: all trials of a search have the same; make train can sweep it"),
+        ("seed: {low: 1, high: 9}", "sweep=mine: seed: all trials of a search have the same"),
         ("run_dir: {choices: [a, b]}", "run_dir=a: is for training and not for a search"),
         ("# nothing yet", "sweep=mine: {file}: expected keys with values"),
         ("algo.gamma: {low: 0.9]", "sweep=mine: {file}, line 1: did not find expected ',' or '}}'"),
