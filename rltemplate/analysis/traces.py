@@ -243,7 +243,7 @@ def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> D
 
 
 def _differing(one: Event, other: Event) -> list[str]:
-    """What differs between two events, in causal order: items that both have, or of NOT_FINGERPRINTS."""
+    """Differences of two events in causal order: items that both have, or of NOT_FINGERPRINTS."""
     if (one.name, one.index) != (other.name, other.index):
         return [OTHER_EVENT]
     both = [name for name in one.values if name in other.values]
