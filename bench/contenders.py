@@ -57,13 +57,13 @@ class Ours:
     """This project, without observers."""
 
     def __init__(self, job: Job) -> None:
+        from rltemplate.config.project import project
         from rltemplate.determinism import switches
-        from rltemplate.train import build_algorithm
 
         self.config = configuration(job)
         level = self.config.determinism
         switches.apply(level, self.config.num_threads, self.config.compile, self.config.device.name)
-        self.algorithm, self.envs = build_algorithm(self.config)
+        self.algorithm, self.envs = project().build(self.config)
 
     def facts(self) -> Facts:
         """From the algorithm's networks and settings."""

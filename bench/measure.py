@@ -120,7 +120,7 @@ def observers(job: Job) -> dict[str, float]:
     from rltemplate.config.loading import to_dict
     from rltemplate.config.schema import TraceDetail
     from rltemplate.determinism import switches
-    from rltemplate.interfaces import Probe
+    from rltemplate.interfaces import Probe, attach_probe
     from rltemplate.run.lines import LineFile, to_stderr
     from rltemplate.run.logger import Logger
     from rltemplate.run.observers import Observers
@@ -143,7 +143,7 @@ def observers(job: Job) -> dict[str, float]:
 
         def iteration(name: str) -> tuple[float, float]:
             algorithm, observer = ours.algorithm, watching.get(name)
-            algorithm.probe = (None if observer is None else observer.trace) or Probe()
+            attach_probe(algorithm, (None if observer is None else observer.trace) or Probe())
             wall_s, cpu_s = time.perf_counter(), time.process_time()
             with contextlib.nullcontext() if observer is None else observer.iteration():
                 result = algorithm.train_iteration()

@@ -75,10 +75,12 @@ def _short(value: float) -> str:
 
 
 def _write(rows: list[list[str]]) -> None:
-    with targets.TABLE.open(newline="", encoding="utf-8") as file:
+    table = targets.table_of_project()
+    assert table is not None
+    with table.open(newline="", encoding="utf-8") as file:
         header, *others = list(csv.reader(file))
     kept = [row for row in others if row[header.index("algo")] != targets.RANDOM]
-    with targets.TABLE.open("w", newline="", encoding="utf-8") as file:
+    with table.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *sorted([*kept, *rows])])
 
 

@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rltemplate.analysis.runs import load_run
 from rltemplate.interfaces import ConfigError
-from rltemplate.rerun.certificate import RATIO
 from rltemplate.run.read import find_run_dirs
 
 _HEAD = (
@@ -21,6 +20,7 @@ _HEAD = (
 )
 
 
+RATIO = "policy/first_ratio_max_error"
 _COUNTS = ("env.num_envs", "algo.num_steps", "algo.num_minibatches")
 
 

@@ -107,17 +107,17 @@ class Replay(Protocol):
 
 
 class Algorithm(Protocol):
-    """The interface of an algorithm for the training loop and the observers."""
+    """The interface of an algorithm for the training loop and the observers.
 
-    env_steps: int
-    replay: Replay | None
-    probe: Probe  # of the trace
+    Three further members are optional: `replay`, a `Replay` whose `added` stands in the state; `probe`, a
+    `Probe` that gets values within an iteration; and `forward_passes()`, the networks by name as
+    `ForwardPass`, without which no level above `repeat` can be tested.
+    """
+
+    env_steps: int  # environment steps of training, summed over parallel environments
 
     def train_iteration(self) -> IterationResult:
         """Collect and learn until the next point at which the run may be observed."""
-
-    def forward_passes(self) -> Mapping[str, ForwardPass]:
-        """The networks by name, for the checks of a determinism level."""
 
     def act(self, obs: np.ndarray) -> np.ndarray:
         """Deterministic actions (N, A) for encoded observations (N, O). Changes no state of training."""
@@ -133,3 +133,63 @@ class Algorithm(Protocol):
 
     def close(self) -> None:
         """Release the environments."""
+
+
+def replay_of(algorithm: Algorithm) -> Replay | None:
+    """The replay buffer of an algorithm; None if it has none."""
+    replay: Replay | None = getattr(algorithm, "replay", None)
+    return replay
+
+
+def forward_passes_of(algorithm: Algorithm) -> Mapping[str, ForwardPass] | None:
+    """The networks of an algorithm by name; None if it shows none."""
+    passes: Callable[[], Mapping[str, ForwardPass]] | None = getattr(algorithm, "forward_passes", None)
+    return None if passes is None else passes()
+
+
+def attach_probe(algorithm: Algorithm, probe: Probe) -> None:
+    """Let an algorithm hand its values to a probe, if it has one."""
+    if hasattr(algorithm, "probe"):
+        algorithm.probe = probe
+
+
+class Codec(Protocol):
+    """The translation between an environment's spaces and the arrays of an algorithm."""
+
+    env_id: str
+    obs_space: Any  # these two spaces are the environment's
+    action_space: Any
+    obs_size: int
+    action_size: int
+    nvec: tuple[int, ...]  # choices per component; empty for continuous actions
+    continuous: bool
+    bounded: bool  # actions are continuous and every component has finite bounds
+
+    def encode_obs(self, obs: Any) -> np.ndarray:
+        """A batch of raw observations (N, ...) as an array of an algorithm."""
+
+    def decode_action(self, action: np.ndarray) -> np.ndarray:
+        """A batch of an algorithm's actions as actions of the environment."""
+
+
+class Environments(Protocol):
+    """The environments of a run, as the observers know them."""
+
+    codec: Codec
+    num_envs: int
+
+    def close(self) -> None:
+        """Release the environments."""
+
+
+class Observers(Protocol):
+    """The observers of a run, as the training loop knows them."""
+
+    def stopping(self) -> bool:
+        """True once the run has been asked to end."""
+
+    def iteration(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which one iteration is made and timed."""
+
+    def observe(self, result: IterationResult) -> None:
+        """Observe the result of the iteration: log, evaluate, film and save what is due."""

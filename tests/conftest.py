@@ -29,10 +29,12 @@ import pytest
 from filelock import FileLock
 from hydra import compose, initialize_config_dir
 
-from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, PPOConfig
+from rltemplate.algos.ppo_config import PPOConfig
 from rltemplate.config.loading import to_config
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import Config, EnvConfig, register_schemas
 from rltemplate.envs.envs import Envs
+from rltemplate.learning.config import OffPolicyConfig
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.job import Job

@@ -16,7 +16,8 @@ ALGORITHM = f"""
 from pathlib import Path
 
 import yaml
-from {NAME}.config.algorithms import Entry, PPOConfig
+from {NAME}.algos.ppo_config import PPOConfig
+from {NAME}.config.algorithms import Entry
 
 _VALUES = yaml.safe_load(Path(__file__).with_name("own.yaml").read_text())
 OWN = Entry(PPOConfig, "own_package.own:Own", values=_VALUES)

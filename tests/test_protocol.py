@@ -12,10 +12,10 @@ import pytest
 import torch
 from conftest import Configure, differences, job_in
 
-from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.interfaces import ForwardPass, IterationResult, Probe
+from rltemplate.launch.worker import run
 from rltemplate.run import paths
-from rltemplate.train import run
 
 
 class HillClimber:

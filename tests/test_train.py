@@ -35,11 +35,12 @@ from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from rltemplate.__main__ import main as command
 from rltemplate.algos.ppo import PPO
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import complete
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
 from rltemplate.envs.codec import Codec
 from rltemplate.interfaces import ConfigError, IterationResult, RunError
+from rltemplate.launch.worker import main, run
 from rltemplate.learning.engine import CompilerError
 from rltemplate.learning.trial import WrongProgramError, try_programs
 from rltemplate.run import paths
@@ -54,7 +55,7 @@ from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import digest, entries
 from rltemplate.signals import Stop
-from rltemplate.train import build_algorithm, main, run
+from rltemplate.train import build
 
 SHORT = {algo: small(algo, "env.max_episode_steps=40", "total_env_steps=256") for algo in ALGORITHMS}
 OBSERVED = ["logger=wandb", "log_every=32", "eval_every=64", "eval_episodes=2"]
@@ -295,7 +296,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_run(
     entry = replace(ALGORITHMS["ppo"], implementation=f"{__name__}:Forgetful")
     monkeypatch.setitem(ALGORITHMS, "ppo", entry)
     with pytest.raises(ConfigError, match=r"state\.return_norm of the algorithm is of .*ndarray"):
-        build_algorithm(configure(*SHORT["ppo"]))
+        build(configure(*SHORT["ppo"]))
 
 
 def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it_is_long(
@@ -452,7 +453,7 @@ def test_damaged_programs_are_made_again_and_wrong_ones_stop_the_run(
         program.parent.mkdir(parents=True)
         program.write_text("no program")
         with contextlib.nullcontext() if mended else pytest.raises(NoCompilerError, match="no symbol"):
-            try_programs(build_algorithm(config)[0], False, to_stderr)
+            try_programs(build(config)[0], False, to_stderr)
         assert trials[-2:] == [True, False]
         assert ("were removed and made again (update: no symbol)" in capfd.readouterr().err) == mended
 

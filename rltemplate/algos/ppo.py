@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rltemplate.config.algorithms import PPOConfig
+from rltemplate.algos.ppo_config import PPOConfig
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
 from rltemplate.interfaces import Episode, IterationResult

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltemplate.config.algorithms import SACConfig
+from rltemplate.algos.sac_config import SACConfig
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
 from rltemplate.learning.algorithm import mean_metrics

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TABLE = Path(__file__).with_name("reference_returns.csv")
+from rltemplate.config.project import project
+
 RANDOM = "random"
 # Results with up to this many times fewer or more steps are compared.
 _NEAR = 2.0
@@ -85,10 +86,18 @@ def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
     return [*nearest.values()]
 
 
+def table_of_project() -> Path | None:
+    """The table in the package of the project."""
+    table: Path | None = getattr(project(), "REFERENCE_RETURNS", None)
+    return table
+
+
 @functools.cache
 def references() -> tuple[Reference, ...]:
-    """All rows of the table."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
+    """All rows of the project's table; none if it has no table."""
+    if (table := table_of_project()) is None:
+        return ()
+    with table.open(newline="", encoding="utf-8") as file:
         rows: Iterator[dict[str, Any]] = csv.DictReader(file)
         number = {"steps": int, "return_mean": float}
         return tuple(Reference(**{k: number.get(k, str)(row[k]) for k in Reference._fields}) for row in rows)

@@ -33,7 +33,7 @@ def resolved(config: Config, auto: set[str], jobs: int) -> Config:
     algo, num_envs, values = config.algo, config.env.num_envs, dict[str, Any]()
     cores = usable_cores() // jobs
     if "num_threads" in auto:
-        wide = algo.batch(num_envs) * max(algo.hidden_sizes) ** 2 >= _TWO_THREADS_FROM
+        wide = algo.multiplications(num_envs) >= _TWO_THREADS_FROM
         plain = config.determinism.products is Products.plain
         values["num_threads"] = max(1, min(2 if wide and plain else 1, cores))
     if "compile" in auto:
@@ -49,7 +49,8 @@ def resolved(config: Config, auto: set[str], jobs: int) -> Config:
 
 def gains_by_compiling(config: Config) -> bool:
     """True if the run may be compiled and is long enough to gain by it, on a CPU or a GPU."""
-    return config.total_env_steps >= config.algo.compile_from() and may_compile(config)
+    least = config.algo.compile_from()
+    return least is not None and config.total_env_steps >= least and may_compile(config)
 
 
 def about_auto(config: Config, auto: set[str]) -> str:

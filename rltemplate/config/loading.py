@@ -17,9 +17,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved
 from rltemplate.config.command_args import choose
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, check_kinds, register_schemas
 from rltemplate.config.yaml_files import parse
 from rltemplate.interfaces import ConfigError

@@ -12,7 +12,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from rltemplate.config.algorithms import ALGORITHMS, MOST_STEPS, AlgoConfig, choice, count, number
+from rltemplate.config.algorithms import MOST_STEPS, AlgoConfig, choice, count, number
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.interfaces import ConfigError
 
 # Groups without a necessary choice, and the name that Hydra needs for choosing nothing.

@@ -6,7 +6,7 @@ A check that fails stops the run and says what to use instead: a level is never 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,7 +19,7 @@ from rltemplate.determinism import golden, kernels
 from rltemplate.determinism.levels import PROMISES, blas_kernels
 from rltemplate.determinism.libraries import openblas_kernels
 from rltemplate.determinism.switches import resolve_device, use_blas_threads
-from rltemplate.interfaces import ConfigError, ForwardPass
+from rltemplate.interfaces import Algorithm, ConfigError, ForwardPass, forward_passes_of
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import Config, DeterminismConfig
@@ -34,6 +34,18 @@ _RACES = 100
 # Without deterministic algorithms the bits differ sooner or later: on a busy core, threads rarely add at the
 # same time. The search ends with the first difference.
 _RACES_WITHOUT = 5000
+
+
+def passes_of(algorithm: Algorithm, config: Config, names: Sequence[str]) -> Passes:
+    """The networks of an algorithm for the checks `names`; `ConfigError` if these need networks it hides."""
+    passes = forward_passes_of(algorithm)
+    if passes is None and "rows" in names:
+        level = config.determinism.level.name
+        raise ConfigError(
+            f"determinism={level}: algo={config.algo.name} shows no networks (forward_passes), so that no "
+            "row can be tested; use determinism=repeat"
+        )
+    return passes or {}
 
 
 def check_repeats(config: Config, passes: Passes) -> dict[str, Any]:

@@ -22,13 +22,14 @@ from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 
 from rltemplate.config.command_args import choose, error_text, first_line, nearest
+from rltemplate.config.project import project
 from rltemplate.config.schema import EnvConfig
 from rltemplate.determinism import denormals
 from rltemplate.envs import wrappers
-from rltemplate.envs.codec import Codec, refuse_images
+from rltemplate.envs.codec import refuse_images
 from rltemplate.envs.exits import exits_are_errors, forks_end_here
 from rltemplate.envs.recorder import SEED_BITS, ActionRecorder
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.interfaces import Codec, ConfigError, RunError
 
 _log = logging.getLogger(__name__)
 SEEDED_EPISODES = "env.wrappers.SeededEpisodes=null"
@@ -134,7 +135,7 @@ def _allowed(error: Exception, made: Any, ours: str) -> str:
 def codec_of(config: EnvConfig) -> Codec:
     """The codec of a training environment, which is made once; ConfigError if it does not fit."""
     with closing(make_env(config, training=True)) as env:
-        return Codec(config.id, env.observation_space, env.action_space)
+        return project().codec(config.id, env.observation_space, env.action_space)
 
 
 def resume_note(config: EnvConfig) -> str | None:
@@ -241,7 +242,7 @@ def check_env(config: EnvConfig, note: Callable[[str], None] | None = None) -> C
     problem = "cannot be made"
     try:
         with exits_are_errors(), closing(make_env(config, training=True)) as env:
-            codec = Codec(config.id, env.observation_space, env.action_space)
+            codec = project().codec(config.id, env.observation_space, env.action_space)
             if config.wrappers or config.training_wrappers:
                 _check_wrappers(config, env)
             problem = "its first steps failed"

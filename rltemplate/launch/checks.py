@@ -7,19 +7,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rltemplate.config.algorithms import check_actions, check_memory
 from rltemplate.config.cli.preflight import Plan, preflight
+from rltemplate.config.fit import check_fit
 from rltemplate.config.loading import to_dict
-from rltemplate.config.schema import Config, Device
-from rltemplate.determinism.machine import usable_cores, usable_memory
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.schema import Config
+from rltemplate.determinism.machine import usable_cores
+from rltemplate.interfaces import Codec, ConfigError
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run
-
-if TYPE_CHECKING:
-    from rltemplate.envs.codec import Codec
 
 HERE = "debug=here"  # the run stays in the process of the command
 
@@ -78,6 +74,4 @@ def check_environments(configs: Sequence[Config]) -> None:
             env = f"{replace(config.env, num_envs=1, num_workers=0)}"
             if env not in made:
                 made[env] = check_env(config.env, lambda note: print(f"note: {note}", file=sys.stderr))
-            check_actions(config.algo.name, made[env])
-            if config.device is Device.cpu:
-                check_memory(config.algo, config.env.num_envs, made[env], usable_memory())
+            check_fit(config, made[env])

@@ -1,6 +1,6 @@
 """`make train`: check the arguments of the command, then become the process of a run.
 
-Next: `main` of rltemplate/train.py, in that process. A list of values is a sweep (launch/sweep.py), of which
+Next: `main` of worker.py, in that process. A list of values is a sweep (launch/sweep.py), of which
 each job starts such a process.
 """
 
@@ -53,14 +53,14 @@ def main(args: Args) -> int:
         os.environ.clear()
         os.environ.update(environment)
         check_environments(plan.configs)
-        from rltemplate.train import main as train
+        from rltemplate.launch.worker import main as work
 
-        return train()
+        return work()
     return become(job)
 
 
 def become(job: Job) -> NoReturn:
-    """Replace this process by `python -P -m rltemplate.train`, which finds the job in its environment.
+    """Replace this process by that of the run (worker.py), which finds the job in its environment.
 
     A fresh interpreter, since libraries read environment variables when they are loaded. The run gets the
     console and all signals, and its exit status is the one of the command.

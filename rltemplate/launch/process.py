@@ -10,7 +10,7 @@ from rltemplate.determinism.levels import prepared
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.paths import PROJECT
 
-WORKER = "rltemplate.train"
+WORKER = "rltemplate.launch.worker"
 # For the processes of a sweep's launcher: the file for signals, the command's environment, and the folder in
 # which Hydra keeps its own files (conf/config.yaml).
 LAUNCHER_VARIABLES = ("RUNLAB_STOP", "RUNLAB_COMMAND", "RUNLAB_SWEEP")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rltemplate.config.algorithms import OffPolicyConfig
 from rltemplate.interfaces import Episode, ForwardPass, IterationResult
 from rltemplate.learning.algorithm import StatefulAlgorithm
+from rltemplate.learning.config import OffPolicyConfig
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import Scaling, Statistics, normalize
 from rltemplate.learning.optim import FlatModule, rehearsed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 from rltemplate.determinism import kernels, programs
 from rltemplate.determinism.programs import NoCompilerError
 from rltemplate.interfaces import ConfigError, Probe
-from rltemplate.learning.algorithm import StatefulAlgorithm
-from rltemplate.learning.engine import CompilerError, Function
+from rltemplate.learning.engine import CompilerError, Engine, Function
 from rltemplate.rng import Streams
 
 # In about one rehearsal of twenty, rounding decides whether a unit of ReLU passes its gradient on. A wrong
@@ -24,6 +23,18 @@ _ATTEMPTS = 3
 # Largest difference between the results of a program and of its function, as a share of their norm or of 1.
 # By rounding it is below 1e-6.
 _TOLERANCE = 1e-4
+
+
+@runtime_checkable
+class Compiled(Protocol):
+    """An algorithm whose functions are run by an engine."""
+
+    engine: Engine
+    streams: Streams
+    device: torch.device
+
+    def rehearse(self) -> None:
+        """Call each function of the engine once, with made-up numbers in the shapes of a run."""
 
 
 class WrongProgramError(ConfigError):
@@ -37,7 +48,7 @@ def try_programs(algorithm: Any, stepwise: bool, note: Callable[[str], None]) ->
     NoCompilerError if they cannot be compiled, even after the cache was emptied, and WrongProgramError if
     they compute something else.
     """
-    if not isinstance(algorithm, StatefulAlgorithm):
+    if not isinstance(algorithm, Compiled):
         return {}
     note("compiling: this may take a minute")
     try:
@@ -55,7 +66,7 @@ def try_programs(algorithm: Any, stepwise: bool, note: Callable[[str], None]) ->
     return {"vector_instructions": programs.vector_instructions()} if on_cpu else {}
 
 
-def compare_programs(algorithm: StatefulAlgorithm, stepwise: bool) -> None:
+def compare_programs(algorithm: Compiled, stepwise: bool) -> None:
     """Compare the programs that a rehearsal calls; draws from no stream of the run."""
     if not torch.compile(_is_compiled, backend="eager", dynamic=False)(torch.zeros(())):
         raise CompilerError("TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE switches torch's compiler off")

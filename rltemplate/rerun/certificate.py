@@ -12,9 +12,6 @@ from rltemplate.run.lines import replace_text
 
 JSON, TEXT = "certificate.json", "certificate.txt"
 HOLDS, BROKEN = "holds", "broken"
-# The largest |ratio - 1| before the first update of an iteration. It is 0 if a row's result depends on the
-# row alone.
-RATIO = "policy/first_ratio_max_error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +28,7 @@ class RunResult:
     ratio: float | None
 
     def __str__(self) -> str:
-        ratio = "" if self.ratio is None else f", {RATIO} {self.ratio:g}"
+        ratio = "" if self.ratio is None else f", first ratio off by {self.ratio:g}"
         ended = f"digest {self.digest}, {self.iterations:,} iterations{ratio}, {self.seconds:.0f} s"
         return f"{self.name}  {self.error or ended}; {', '.join(self.perturbations) or 'undisturbed'}"
 

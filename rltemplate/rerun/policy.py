@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rltemplate.config.algorithms import OffPolicyConfig
 from rltemplate.config.loading import about_added, complete, to_dict
+from rltemplate.config.project import project
 from rltemplate.config.schema import Config, Device
-from rltemplate.envs.envs import Envs
 from rltemplate.envs.make import check_env
-from rltemplate.interfaces import Algorithm, ConfigError
+from rltemplate.interfaces import Algorithm, ConfigError, Environments
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
 from rltemplate.run.limits import check_networks, load_to_act
 from rltemplate.run.lines import to_stderr
 from rltemplate.run.trust import check_config
-from rltemplate.train import build_algorithm
 
 
 def load_policy(
     run_dir: Path, path: Path | None = None, trust: bool = False
-) -> tuple[Config, Algorithm, Envs]:
+) -> tuple[Config, Algorithm, Environments]:
     """The configuration of a run and its newest policy, ready to act in a process of its own.
 
     `path` names one of its checkpoints instead of the newest. `ConfigError` for a policy that cannot act, and
@@ -39,11 +37,9 @@ def load_policy(
         check_config(to_dict(config), run_dir)
     check_networks(config.algo, checkpoint.state, f"{checkpoint.path}")
     env = replace(config.env, num_envs=1, num_workers=0)
-    plain = replace(config, env=env, compile=False, device=Device.cpu)
-    if isinstance(config.algo, OffPolicyConfig):  # acting stores no transitions
-        plain = replace(plain, algo=replace(config.algo, buffer_size=1))
+    plain = replace(config, algo=config.algo.for_acting(), env=env, compile=False, device=Device.cpu)
     check_env(plain.env)  # whatever it raises is said in a line
-    algorithm, envs = build_algorithm(plain)
+    algorithm, envs = project().build(plain)
     # Random streams belong to the device of the training, and deterministic actions need none.
     state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}
     load_to_act(algorithm, state, envs.codec.obs_size, config.env.num_envs, f"{checkpoint.path}")

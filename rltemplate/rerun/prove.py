@@ -23,13 +23,14 @@ from typing import Any
 
 from rltemplate.analysis import compare
 from rltemplate.config.command_args import argument, exit_status, json_flag, make_folder, program, rest, whole
+from rltemplate.config.project import ALGORITHMS, project
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.interfaces import REFUSED, ConfigError
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, complaint, last_words, lines_of
-from rltemplate.rerun.certificate import BROKEN, HOLDS, RATIO, Certificate, RunResult
+from rltemplate.rerun.certificate import BROKEN, HOLDS, Certificate, RunResult
 from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, claimed, perturbed, without
 from rltemplate.run import paths
 from rltemplate.run.job import Job
@@ -68,6 +69,7 @@ class Proof:
         """`words` are overrides as for training. Raises ConfigError."""
         self.config, self.overrides = claimed(words)
         self.level = self.config.determinism.level
+        self._ratio = ALGORITHMS[self.config.algo.name].zero_ratio
         self._bare = without(self.level, self.overrides)
         self._times, self._children = times, Children()
         self.id = paths.new_id(FOLDER)
@@ -93,7 +95,7 @@ class Proof:
                 to_stderr(str(runs[-1]))
                 if runs[0].error:  # the other runs could not be compared with it
                     break
-            problems += problems_of(runs, self.level)
+            problems += problems_of(runs, self.level, self._ratio)
             claim = f"for {self.config.algo.name} on {self.config.env.id}"
             inverse: dict[str, str | None] = {}
             if problems:
@@ -187,7 +189,7 @@ class Proof:
             error=None if finished else record.error or last_words(log, status),
             digest=trace.digest,
             iterations=trace.iterations,
-            ratio=ratio_of(run_dir),
+            ratio=ratio_of(run_dir, self._ratio),
         )
 
 
@@ -197,20 +199,20 @@ def _record(run_dir: Path) -> RunRecord:
     return RunRecord.read(run_dir) if known else RunRecord(id=run_dir.name, status="")
 
 
-def ratio_of(run_dir: Path) -> float | None:
-    """The first value of RATIO that is not 0 (perhaps NaN); 0 if all are 0, None if the run logged none."""
-    ratios = [row[RATIO] for row in read_metrics(run_dir) if RATIO in row]
+def ratio_of(run_dir: Path, metric: str | None) -> float | None:
+    """The first value of the metric that is not 0 (perhaps NaN); 0 if all are 0, None without any."""
+    ratios = [row[metric] for row in read_metrics(run_dir) if metric in row]
     return next((ratio for ratio in ratios if ratio != 0.0), 0.0) if ratios else None
 
 
-def problems_of(runs: Sequence[RunResult], level: Level) -> Iterator[str]:
+def problems_of(runs: Sequence[RunResult], level: Level, metric: str | None) -> Iterator[str]:
     """Problems of runs, all of which should equal the first one."""
     for run in runs:
         name = f"{run.name} ({', '.join(run.perturbations) or 'undisturbed'})"
         if run.error:
             yield f"{name} failed: {run.error}"
         elif level in INVARIANT and run.ratio:
-            yield f"{name}: {RATIO} is {run.ratio:g} and must be 0"
+            yield f"{name}: {metric} is {run.ratio:g} and must be 0"
         elif run.digest != runs[0].digest:
             compared = compare.compare_runs(Path(runs[0].run_dir), Path(run.run_dir))
             yield f"{name} is not {runs[0].name}: {compare.headline(compared)}"
@@ -229,16 +231,15 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     """
     from rltemplate.determinism import checks, switches
     from rltemplate.envs.global_rng import seed_global_rng
-    from rltemplate.train import build_algorithm
 
     config = job.config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_global_rng(config.seed)
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = project().build(config)
     found: dict[str, Any] = {}
     try:
         switches.confirm(settings)
-        passes = algorithm.forward_passes()
+        passes = checks.passes_of(algorithm, config, names)
         for name in names:
             try:
                 found[name] = checks.CHECKS[name](config, passes)

@@ -36,6 +36,7 @@ from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trust import check_config
 
+RUN = "launch.worker"  # the module of a run's process
 # Variables for another interpreter or another run.
 _MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)
 _JOB_VARIABLE = re.compile(r'(?m)^JOB_VARIABLE = "(\w+)"$')  # in the recorded code
@@ -88,6 +89,8 @@ class Code:
             "snapshot": json.dumps({"problem": "a recorded configuration run again, from a commit"}),
         }
         package, job_variable = self._names()
+        if module == RUN and not (self.project / package / "launch" / "worker.py").is_file():
+            module = "train"  # as it was called at first
         environment = self.variables() | {job_variable: json.dumps(job)}
         command = [sys.executable, "-P", "-m", f"{package}.{module}", *words]
         return children.run(command, environment, log, cwd=self.project, enough=enough)

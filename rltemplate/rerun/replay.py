@@ -26,15 +26,15 @@ from torch.utils._pytree import tree_leaves
 
 from rltemplate.analysis.traces import ITERATION
 from rltemplate.config.command_args import exit_status
+from rltemplate.config.project import project
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, attach_probe
 from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import restore
 from rltemplate.run.job import Job
 from rltemplate.run.trace import Trace, digest
-from rltemplate.train import build_algorithm
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
 # The version of `Request` and of the files: the process may have other code than the process that starts it.
@@ -164,12 +164,13 @@ def replay(job: Job, request: Request) -> None:
         deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs
         deterministic.fill_uninitialized_memory = True
     seed_global_rng(config.seed)
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = project().build(config)
     try:
         first = 0
         if request.checkpoint is not None:
             first = restore(algorithm, load_checkpoint(Path(request.checkpoint)))
-        algorithm.probe = keeper = Keeper(request, config.algo.name, first)
+        keeper = Keeper(request, config.algo.name, first)
+        attach_probe(algorithm, keeper)
         for iteration in range(first, request.iteration + 1):
             keeper.stepwise = iteration == request.iteration
             keeper.begin(algorithm)

@@ -26,7 +26,7 @@ from rltemplate.config.command_args import argument, few, json_flag, nearest, ne
 from rltemplate.config.loading import complete
 from rltemplate.interfaces import REFUSED, ConfigError, in_a_line
 from rltemplate.launch.subprocesses import Children, last_words
-from rltemplate.rerun.recorded_code import Code, check_versions, recorded_code
+from rltemplate.rerun.recorded_code import RUN, Code, check_versions, recorded_code
 from rltemplate.run import paths
 from rltemplate.run.git import changes, snapshot
 from rltemplate.run.git.command import repository
@@ -168,7 +168,7 @@ def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Chil
     if config["device"] == "auto":  # a record has GPUs if the run has used them
         config["device"] = "cuda" if run.record.machine.get("gpus") else "cpu"
     follower = _Follower(run_dir / paths.TRACE, run.dir / paths.TRACE, trace.reach[0])
-    status = code.run("train", [], config, run_dir, log, children, follower.enough)
+    status = code.run(RUN, [], config, run_dir, log, children, follower.enough)
     error = last_words(log, status)
     if status == REFUSED:
         raise ConfigError(f"{run.id}: cannot be run here: {error}")

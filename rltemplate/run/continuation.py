@@ -25,7 +25,7 @@ from rltemplate.config.loading import about_added, complete, to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism.levels import OF_A_MACHINE, influences
 from rltemplate.determinism.machine import COMPILER, machine_facts, package_versions
-from rltemplate.interfaces import Algorithm, ConfigError
+from rltemplate.interfaces import Algorithm, ConfigError, replay_of
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
 from rltemplate.run.git.changes import files_between
@@ -245,10 +245,10 @@ def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:
     """Continue from a checkpoint, bit for bit; the number of iterations before it."""
     state = checkpoint.state
     algorithm.load_state_dict(state)
-    if algorithm.replay is not None:
+    if (replay := replay_of(algorithm)) is not None:
         added = int(state["added"])
-        first = max(0, added - algorithm.replay.capacity)
-        algorithm.replay.restore(added, load_experience(checkpoint, first, added))
+        first = max(0, added - replay.capacity)
+        replay.restore(added, load_experience(checkpoint, first, added))
     from rltemplate.envs.global_rng import restore_global_rng  # imports torch, which `make resume` need not
 
     restore_global_rng(state["foreign"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from rltemplate.interfaces import Algorithm, ConfigError
 
 _MOST_VALUES = 2_000_000
 _DEEPEST = 50
-_MOST_LAYERS = 1_000
 _OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need
 _VIEWS = 8  # several tensors may be views of one storage
 
@@ -74,10 +73,8 @@ def _leaves(content: Any) -> Iterator[Any]:
 def check_networks(config: AlgoConfig, state: Any, name: str) -> None:
     """Raise `ConfigError` if the networks of a configuration are larger than the tensors of a state."""
     held = sum(value.numel() for value in _leaves(state) if hasattr(value, "numel"))
-    sizes = config.hidden_sizes
-    if sum(a * b for a, b in pairwise(sizes)) > held or len(sizes) > _MOST_LAYERS:
-        shown = f"{sizes[:3]}".replace("]", ", ...]" if len(sizes) > 3 else "]")
-        raise ConfigError(f"{name}: has algo.hidden_sizes={shown}, and only {held:,} numbers for them")
+    if (least := config.least_parameters()) > held:
+        raise ConfigError(f"{name}: has {held:,} numbers, and its networks are larger: {least:,} or more")
 
 
 def load_to_act(

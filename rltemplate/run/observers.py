@@ -21,12 +21,20 @@ from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.checks import promised
-from rltemplate.envs.codec import Codec
-from rltemplate.envs.envs import Envs
 from rltemplate.envs.global_rng import global_rng_state, own_global_rng
 from rltemplate.envs.make import make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import Algorithm, Episode, IterationResult, Probe, RunError
+from rltemplate.interfaces import (
+    Algorithm,
+    Codec,
+    Environments,
+    Episode,
+    IterationResult,
+    Probe,
+    RunError,
+    attach_probe,
+    replay_of,
+)
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints
@@ -127,7 +135,7 @@ class Observers:
         config: Config,
         run_dir: Path,
         algorithm: Algorithm,
-        envs: Envs,
+        envs: Environments,
         logger: Logger,
         stopping: Callable[[], bool],  # true once the run has been asked to end
         settings: Mapping[str, Any],  # of the libraries, as `switches.read_back` gives them
@@ -136,9 +144,9 @@ class Observers:
         if config.trace is not TraceDetail.off:
             self.trace = Trace(run_dir, config.trace.name, config.algo.name)
             self.trace.lines.warn = logger.message
-        algorithm.probe = self.trace or Probe()
+        attach_probe(algorithm, self.trace or Probe())
         self._config, self._run_dir, self._algorithm = config, run_dir, algorithm
-        self._logger, self._stopping = logger, stopping
+        self._logger, self.stopping = logger, stopping
         self._settings, self._promised = settings, bool(promised(config.determinism))
         self._codec = envs.codec
         self._video = VideoRecorder(
@@ -262,7 +270,7 @@ class Observers:
             )
 
     def _act(self, obs: np.ndarray) -> np.ndarray:
-        if self._stopping():
+        if self.stopping():
             raise _CutShort
         return self._algorithm.act(obs)
 
@@ -319,11 +327,11 @@ class Observers:
                 sizes[paths.TRACE] = self.trace.lines.sync()
             logger = self._logger.state_dict()
             state["run"] = {**asdict(self._at), "logger": logger, "chain": chain, "sizes": sizes}
-            self._checkpoints.save(steps, state, algorithm.replay)
+            self._checkpoints.save(steps, state, replay_of(algorithm))
             self._saved_steps = steps
         except OSError as error:
             reason = f"could not be written, {error.strerror}; {self._last_checkpoint()}"
             problem = f"the checkpoint after {steps:,} steps {reason}"
-            if self._at_end or self._stopping():
+            if self._at_end or self.stopping():
                 raise RunError(problem) from error
             self._logger.message(problem)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import msgspec
 import xxhash
 
-from rltemplate.interfaces import Algorithm, Probe
+from rltemplate.interfaces import Algorithm, Probe, replay_of
 from rltemplate.run import paths
 from rltemplate.run.lines import LineFile
 from rltemplate.run.record import TraceFacts
@@ -127,7 +127,8 @@ class Trace(Probe):
         """Take the state with which an iteration begins."""
         self._begun = True
         self._counts.clear()
-        self._held = 0 if algorithm.replay is None else algorithm.replay.added
+        replay = replay_of(algorithm)
+        self._held = 0 if replay is None else replay.added
         state = entries(algorithm.state_dict(), START)
         self._parts = {item: self._digest(value) for item, value in state}
         if self.stepwise or self._iteration == 0:
@@ -154,8 +155,8 @@ class Trace(Probe):
         """Write the line of an iteration that has ended, with its parts and the state at its end."""
         items, self._items, self._begun = self._parts, {}, False
         state = [*entries(algorithm.state_dict(), END)]
-        if algorithm.replay is not None:
-            state += entries(algorithm.replay.since(self._held), f"{END}/experience")
+        if (replay := replay_of(algorithm)) is not None:
+            state += entries(replay.since(self._held), f"{END}/experience")
         for name, value in (*metrics.items(), *state):
             add_item(items, name, self._digest(value))
         text = self._add("iteration", algorithm.env_steps, items)

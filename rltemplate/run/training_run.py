@@ -16,10 +16,9 @@ from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, switches
 from rltemplate.determinism.levels import influences, on_cpu
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.envs.envs import Envs
 from rltemplate.envs.exits import end_forked
 from rltemplate.envs.make import SEEDED_EPISODES, repeats, seeded_episodes
-from rltemplate.interfaces import Algorithm, ConfigError, RunError, in_a_line
+from rltemplate.interfaces import Algorithm, ConfigError, Environments, RunError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, check_used, cut_back, find_continuation, restore
 from rltemplate.run.git import snapshot
@@ -67,7 +66,7 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
     elif changed := switches.changes(settings, now := switches.read_back()):
         to_stderr(f"note: {changed} since the environment was made")
         settings = {**settings, **now}
-    passes = algorithm.forward_passes()
+    passes = checks.passes_of(algorithm, config, promised)
     findings = {name: checks.CHECKS[name](config, passes) for name in promised}
     if "repeats" in findings:
         tried = repeats(config.env)
@@ -136,7 +135,7 @@ class TrainingRun:
                 restore(algorithm, self._continuation.checkpoint)
             self._record = self._resume(self._continuation)
 
-    def observe(self, algorithm: Algorithm, envs: Envs, stopping: Callable[[], bool]) -> Observers:
+    def observe(self, algorithm: Algorithm, envs: Environments, stopping: Callable[[], bool]) -> Observers:
         """Set up everything that looks at the run; `stopping` says whether it has been asked to end."""
         config, resumed, record = self.config, self._continuation, self._record
         facts = RunFacts(

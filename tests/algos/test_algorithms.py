@@ -16,18 +16,19 @@ from conftest import ROOT, SHRUNK, TRIED_IN, Configure, Programs, env_config, sm
 from gymnasium import spaces
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rltemplate.config.algorithms import ALGORITHMS, check_actions
+from rltemplate.config.fit import check_actions
 from rltemplate.config.loading import to_dict, to_yaml
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.make import codec_of
-from rltemplate.interfaces import Algorithm, ConfigError
+from rltemplate.interfaces import Algorithm, ConfigError, attach_probe
 from rltemplate.learning.algorithm import StatefulAlgorithm, columns_mean
 from rltemplate.learning.engine import Engine
 from rltemplate.rerun.policy import load_policy
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
 from rltemplate.run.trace import Trace, entries
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 ENVS = [f"env={path.stem}" for path in sorted((ROOT / "conf" / "env").glob("[A-Z]*.yaml"))]
 ENVS.append("env.id=FrozenLake-v1")  # with observations of a Discrete space
@@ -41,9 +42,9 @@ def test_every_pair_trains_for_one_iteration_or_is_refused(configure: Configure,
     entry, discrete = ALGORITHMS[algo], isinstance(actions, spaces.Discrete)
     if (entry.needs_bounded_box and discrete) or (entry.needs_discrete and not discrete):
         with pytest.raises(ConfigError, match=f"algo={algo} needs "):
-            build_algorithm(config)
+            build(config)
         return
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = build(config)
     before = flat_tensors(algorithm)
     result = algorithm.train_iteration()
     after = flat_tensors(algorithm)
@@ -81,7 +82,7 @@ def test_the_seed_decides_everything_and_acting_changes_nothing(configure: Confi
     runs = []
     for seed, acts in ((3, False), (3, True), (4, False)):
         words = [f"algo={algo}", f"env={TRIED_IN[algo]}", *SHRUNK[algo], f"seed={seed}"]
-        algorithm, envs = build_algorithm(configure(*words))
+        algorithm, envs = build(configure(*words))
         algorithm.train_iteration()
         if acts:
             algorithm.act(np.zeros((5, envs.codec.obs_size), np.float32))
@@ -101,10 +102,11 @@ def test_compiled_updates_repeat_show_the_same_items_and_are_near_the_plain_ones
     states, items, start = [], [], {}
     for number, compiles in enumerate(("false", "true", "true")):
         config = configure(*small(algo, f"compile={compiles}", env=TRIED_IN[algo]))
-        algorithm, _ = build_algorithm(config)
+        algorithm, _ = build(config)
         start = flat_tensors(algorithm)
         (tmp_path / str(number)).mkdir()
-        algorithm.probe = trace = Trace(tmp_path / str(number), "step", algo)
+        trace = Trace(tmp_path / str(number), "step", algo)
+        attach_probe(algorithm, trace)
         trace.begin(algorithm)
         trace.end(algorithm, algorithm.train_iteration().metrics)
         trace.lines.close()
@@ -137,7 +139,7 @@ def test_nothing_waits_for_a_value_while_it_learns(
         return function(*arguments)
 
     monkeypatch.setattr(Engine, "run", recorded)
-    algorithm, _ = build_algorithm(configure(*small(algo, "algo.policy_delay=2", env=TRIED_IN[algo])))
+    algorithm, _ = build(configure(*small(algo, "algo.policy_delay=2", env=TRIED_IN[algo])))
     algorithm.train_iteration()
     algorithm.close()
     assert {function.__name__ for function, _ in calls} >= {"policy_step", "update"}
@@ -153,7 +155,7 @@ def test_nothing_waits_for_a_value_while_it_learns(
 def test_a_saved_policy_acts_like_the_live_one(configure: Configure, tmp_path: Path, algo: str) -> None:
     """Observation statistics are part of the policy; without them its parameters must differ."""
     config = configure(*small(algo, "algo.normalize_obs=true", env=TRIED_IN[algo]))
-    algorithm, envs = build_algorithm(config)
+    algorithm, envs = build(config)
     for _ in range(3):
         algorithm.train_iteration()
     (tmp_path / CONFIG).write_text(to_yaml(config))

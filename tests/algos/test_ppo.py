@@ -10,11 +10,11 @@ from conftest import Configure, small
 
 from rltemplate.algos.ppo import Metrics, Report
 from rltemplate.interfaces import Probe
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 
 def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure: Configure) -> None:
-    ppo: Any = build_algorithm(configure(*small("ppo", env="Pendulum")))[0]
+    ppo: Any = build(configure(*small("ppo", env="Pendulum")))[0]
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) < 1e-4
     collect = ppo.collect
 
@@ -29,7 +29,7 @@ def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure
 
 def test_the_traced_gradient_is_the_one_before_clipping(configure: Configure) -> None:
     words = small("ppo", "algo.max_grad_norm=0.01", "algo.update_epochs=1", env="Pendulum")
-    ppo: Any = build_algorithm(configure(*words))[0]
+    ppo: Any = build(configure(*words))[0]
     reports: list[Report] = []
 
     class Reports(Probe):
@@ -48,14 +48,14 @@ def test_the_traced_gradient_is_the_one_before_clipping(configure: Configure) ->
 
 def test_the_first_iteration_reports_the_episodes_of_both_of_its_rollouts(configure: Configure) -> None:
     words = small("ppo", "algo.normalize_obs=true", "env.max_episode_steps=8", env="Pendulum")
-    ppo: Any = build_algorithm(configure(*words))[0]
+    ppo: Any = build(configure(*words))[0]
     per_rollout = ppo.config.num_steps * ppo.envs.num_envs // 8
     assert [len(ppo.train_iteration().episodes) for _ in range(2)] == [2 * per_rollout, per_rollout]
     ppo.close()
 
 
 def test_initial_weights_have_the_stated_gains(configure: Configure) -> None:
-    ppo: Any = build_algorithm(configure(*small("ppo", "algo.log_std_init=-0.7", env="Pendulum")))[0]
+    ppo: Any = build(configure(*small("ppo", "algo.log_std_init=-0.7", env="Pendulum")))[0]
     agent = ppo.net.module.cpu()
     for network, gain in ((agent.actor, 0.01), (agent.critic, 1.0)):
         weights = [p for p in network.parameters() if p.dim() == 2]

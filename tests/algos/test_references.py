@@ -21,7 +21,7 @@ from rltemplate.algos.sac import SAC
 from rltemplate.config.schema import Config
 from rltemplate.rng import Streams, env_seeds
 from rltemplate.run.trace import digest, entries
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 # Values at which everything has an effect: what is clipped is sometimes beyond its bound, and so on.
 BASE = {
@@ -107,7 +107,7 @@ def learned(algorithm: PPO | SAC) -> dict[str, Any]:
 
 def agree(config: Config) -> str:
     """Both go three iterations and agree after each; a digest of what they have learned."""
-    algorithm, envs = build_algorithm(config)
+    algorithm, envs = build(config)
     seeds = env_seeds(config.seed, "env", config.env.num_envs)
     copies, streams = Copies("Noisy-v0", seeds, **config.env.kwargs), Streams(config.seed)
     given = copies, streams, config.total_env_steps

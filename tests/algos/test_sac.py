@@ -11,13 +11,13 @@ from conftest import Configure, Programs, small
 
 from rltemplate.algos.sac import CriticMetrics, Inputs, Learned, LearningRates, Report
 from rltemplate.learning.replay_buffer import Transition
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 
 def test_a_tenth_of_an_update_for_each_step_comes_to_a_tenth_of_the_steps(configure: Configure) -> None:
     """A running sum of 0.1 makes 2,999 of 3,000 updates."""
     words = ["algo.updates_per_step=0.1", "algo.learning_starts=50", "algo.batch_size=2"]
-    sac: Any = build_algorithm(configure(*small("sac", *words)))[0]
+    sac: Any = build(configure(*small("sac", *words)))[0]
     sac.replay.add(Transition(*(torch.zeros(1, *size) for size in ((3,), (1,), (), (3,), (), ()))))
     due = 0
     for sac.env_steps in range(1, 30_051):
@@ -29,7 +29,7 @@ def test_a_tenth_of_an_update_for_each_step_comes_to_a_tenth_of_the_steps(config
 def test_no_update_is_lost_by_rounding(configure: Configure) -> None:
     """In floating point, 0.29 times 100 is less than 29."""
     words = ["algo.updates_per_step=0.29", "algo.learning_starts=0", "algo.batch_size=2"]
-    sac: Any = build_algorithm(configure(*small("sac", *words, "env.num_envs=1")))[0]
+    sac: Any = build(configure(*small("sac", *words, "env.num_envs=1")))[0]
     sac.replay.add(Transition(*(torch.zeros(1, *size) for size in ((3,), (1,), (), (3,), (), ()))))
     sac.env_steps = 100
     assert sum(1 for _ in sac.due_inputs()) == 29
@@ -39,7 +39,7 @@ def test_no_update_is_lost_by_rounding(configure: Configure) -> None:
 def test_both_critics_begin_with_weights_of_their_own_that_the_seed_decides(configure: Configure) -> None:
     weights = []
     for seed in 1, 2:
-        sac: Any = build_algorithm(configure(*small("sac", f"seed={seed}")))[0]
+        sac: Any = build(configure(*small("sac", f"seed={seed}")))[0]
         weights += sac.state.learned.critic.params.chunk(2)
         assert torch.equal(sac.state.learned.target, sac.state.learned.critic.params)
         sac.close()
@@ -48,7 +48,7 @@ def test_both_critics_begin_with_weights_of_their_own_that_the_seed_decides(conf
 
 def test_the_report_in_the_trace_is_of_the_update(configure: Configure) -> None:
     """Its target is the one of the loss, and its gradients are those that the optimisers took."""
-    sac: Any = build_algorithm(configure(*small("sac", "algo.policy_delay=1")))[0]
+    sac: Any = build(configure(*small("sac", "algo.policy_delay=1")))[0]
     taken: list[tuple[Learned, Inputs, Report, Learned]] = []
     update = sac.update
 
@@ -74,7 +74,7 @@ def test_the_report_in_the_trace_is_of_the_update(configure: Configure) -> None:
 def test_programs_are_made_once(configure: Configure, programs: Programs) -> None:
     words = ["compile=true", "algo.hidden_sizes=[8]", "algo.batch_size=16", "algo.policy_delay=2"]
     words += ["algo.learning_starts=20", "algo.steps_per_iteration=12"]
-    sac: Any = build_algorithm(configure(*small("sac", *words)))[0]
+    sac: Any = build(configure(*small("sac", *words)))[0]
     made = []
     for _ in range(4):
         sac.train_iteration()

@@ -24,7 +24,9 @@ def standing(algo: str, env_id: str, steps: int, value: float, **env: Any) -> ta
 
 
 def test_every_row_has_a_source_and_a_number() -> None:
-    with targets.TABLE.open(newline="", encoding="utf-8") as file:
+    table = targets.table_of_project()
+    assert table is not None
+    with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     named = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,} \S+|results/random_returns.py")
     assert all(named.fullmatch(row["source"]) for row in rows)

@@ -12,7 +12,6 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import (
     CONF,
@@ -21,6 +20,7 @@ from rltemplate.config.loading import (
     to_dict,
     to_yaml,
 )
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import Config, Level, key_types
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.read import raw_config

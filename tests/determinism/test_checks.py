@@ -13,18 +13,18 @@ import torch
 from conftest import TRIED_IN, Configure, rows, run_train, small
 from torch import Tensor, nn
 
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import from_dict, to_dict
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.determinism import kernels, switches
-from rltemplate.determinism.checks import check_repeats, check_rows, differing_rows
+from rltemplate.determinism.checks import check_repeats, check_rows, differing_rows, passes_of
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.libraries import openblas_kernels
 from rltemplate.determinism.machine import cpu_identity
 from rltemplate.interfaces import ConfigError, ForwardPass
 from rltemplate.learning.networks import mlp
 from rltemplate.run.training_run import check_level
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 Network = Callable[[Tensor], Tensor]
 
@@ -45,15 +45,16 @@ def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
     words = "determinism=invariant", f"determinism.products={products}", "algo.hidden_sizes=[256,256]"
     device = ["device=cpu"] if products == "padded" else []
     config = configure(*small(algo, *words, *device, env=TRIED_IN[algo]))
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = build(config)
     kernels.use(products)
-    assert set(check_rows(config, algorithm.forward_passes())["networks"]) == {*algorithm.forward_passes()}
+    passes = passes_of(algorithm, config, ["rows"])
+    assert set(check_rows(config, passes)["networks"]) == {*passes}
     kernels.use("plain")
     if hasattr(ALGORITHMS[algo].config, "hidden_sizes"):
         with pytest.raises(
             ConfigError, match=rf"gives a row other bits in a batch of \d+ rows on .*; use .*{instead}$"
         ):
-            check_rows(config, algorithm.forward_passes())
+            check_rows(config, passes)
     algorithm.close()
 
 
@@ -125,7 +126,7 @@ def test_only_what_was_tried_is_recommended(configure: Configure, monkeypatch: p
 def test_an_environment_that_does_not_repeat_is_refused_where_the_level_says_so(level: str) -> None:
     lake = "env=FrozenLake-v1", "env.kwargs.desc=null", "env.kwargs.map_name=null"
     (config,) = preflight([*lake, f"determinism={level}", "num_threads=1", "compile=false"]).configs
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = build(config)
     refused = pytest.raises(ConfigError, match="two environments FrozenLake-v1 with the same seed")
     with contextlib.nullcontext() if level == "fast" else refused:
         check_level(config, switches.read_back(), algorithm)

@@ -19,7 +19,7 @@ import yaml
 from conftest import FAULTS, RecordedRun, Start, Started, differences, git, plain, record, rows, small, until
 
 from rltemplate.analysis.traces import ITERATION, open_trace
-from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.determinism import machine
 from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError

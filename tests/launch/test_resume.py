@@ -14,15 +14,15 @@ import pytest
 import torch
 from conftest import TRIED_IN, Configure, small
 
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.loading import to_dict
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import Config
 from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, seed_global_rng
-from rltemplate.interfaces import Algorithm, ConfigError
+from rltemplate.interfaces import Algorithm, ConfigError, attach_probe, replay_of
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import restore
 from rltemplate.run.trace import Trace, digest, entries
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 
@@ -30,7 +30,8 @@ SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 def digests(algorithm: Algorithm, folder: Path) -> list[str]:
     """The trace of three iterations, every step and update in it, without its chain."""
     folder.mkdir()
-    algorithm.probe = trace = Trace(folder, "step", "any")
+    trace = Trace(folder, "step", "any")
+    attach_probe(algorithm, trace)
     for _ in range(3):
         trace.begin(algorithm)
         trace.end(algorithm, algorithm.train_iteration().metrics)
@@ -41,13 +42,13 @@ def digests(algorithm: Algorithm, folder: Path) -> list[str]:
 
 def interrupted(config: Config, tmp_path: Path) -> tuple[list[str], Path]:
     """The trace of a run after its third iteration, and its checkpoint from there."""
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = build(config)
     checkpoints = Checkpoints(tmp_path / "run", to_dict(config), keep=2)
     for i in range(3):
         algorithm.train_iteration()
         # As the training loop does.
         state = algorithm.state_dict() | {"foreign": global_rng_state(), "run": {"iterations": i + 1}}
-        last = checkpoints.save(algorithm.env_steps, state, algorithm.replay)
+        last = checkpoints.save(algorithm.env_steps, state, replay_of(algorithm))
     following = digests(algorithm, tmp_path / "straight")
     algorithm.close()
     return following, last
@@ -62,7 +63,7 @@ def test_going_on_from_a_checkpoint_changes_no_bit(
     words = small(algo, *SETTINGS, f"env.num_envs={num_envs}", env=TRIED_IN[algo])
     following, checkpoint = interrupted(configure(*words, f"env.num_workers={workers}"), tmp_path)
     config = configure(*words, f"env.num_workers={later}")
-    again, _ = build_algorithm(config)
+    again, _ = build(config)
     assert restore(again, load_checkpoint(checkpoint)) == 3
     assert digests(again, tmp_path / "again") == following
     again.close()
@@ -100,7 +101,7 @@ def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: P
     whole = load_checkpoint(path)
 
     def learned_next(checkpoint: Checkpoint) -> list[str]:
-        algorithm, _ = build_algorithm(config)
+        algorithm, _ = build(config)
         try:
             restore(algorithm, checkpoint)
             for _ in range(2):

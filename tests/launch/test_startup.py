@@ -23,7 +23,7 @@ def first(self, action):
     sys.stdout.flush()
     posix._exit(0)  # os._exit would fail the run
 rltemplate.envs.codec.Codec.decode_action = first
-from rltemplate.train import main
+from rltemplate.launch.worker import main
 sys.exit(main())
 """
 

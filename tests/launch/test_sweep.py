@@ -1,6 +1,6 @@
 """Sweeps: jobs are single runs in fresh processes, signals end them well, and `sweep=resume` goes on.
 
-They run in a copy of the project whose `rltemplate/train.py` is replaced by `worker.py`.
+They run in a copy of the project whose `rltemplate/launch/worker.py` is replaced by `worker.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The copy in which commands of these tests are started."""
     copy = tmp_path_factory.mktemp("project") / "copy"
     copy_project(copy)
-    shutil.copy(Path(__file__).with_name("worker.py"), copy / "rltemplate" / "train.py")
+    shutil.copy(Path(__file__).with_name("worker.py"), copy / "rltemplate" / "launch" / "worker.py")
     git(copy, "commit", "-qam", "a worker")
     return copy
 
@@ -121,7 +121,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     assert (job["sweep"], job["overrides"][0]) == (None, "seed=5")
     assert "RUNLAB_JOB" not in facts["children"]
     assert facts["signals"] == [[], []]  # neither ignored nor blocked
-    assert facts["code"] == str(fork / "rltemplate" / "train.py")
+    assert facts["code"] == str(fork / "rltemplate" / "launch" / "worker.py")
     order(tmp_path, {1: "fail", 2: "die at once"})
     start("train", "seed=1", status=1)
     start("train", "seed=2", status=-signal.SIGKILL)
@@ -316,7 +316,7 @@ def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_co
     fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """submitit's handler leaves in the middle of the wait, and the job comes a second time."""
-    worker = [sys.executable, "-P", str(fork / "rltemplate" / "train.py")]
+    worker = [sys.executable, "-P", str(fork / "rltemplate" / "launch" / "worker.py")]
     monkeypatch.setattr(process, "worker_command", lambda: worker)
     monkeypatch.setenv(process.STOP_VARIABLE, str(tmp_path / "stop"))
     monkeypatch.setenv(process.COMMAND_VARIABLE, json.dumps(dict(os.environ) | {"PYTHONPATH": str(fork)}))

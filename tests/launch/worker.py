@@ -1,4 +1,4 @@
-"""Takes the place of `rltemplate/train.py` in sweeps of tests: does what `orders.json` says for its seed."""
+"""Takes the place of launch/worker.py in sweeps of tests: does what `orders.json` says for its seed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch.profiler import profile
 from torch.utils import _pytree as pytree
 
 from rltemplate import train
-from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.envs.global_rng import global_rng_state, seed_global_rng
 from rltemplate.interfaces import Algorithm, Probe
 from rltemplate.learning import engine as engines
@@ -265,7 +265,7 @@ def test_a_trial_compiles_what_the_run_will_call_and_changes_nothing(
     for tries in (True, False):
         torch.compiler.reset()
         seed_global_rng(1)
-        algorithm: Any = train.build_algorithm(config)[0]
+        algorithm: Any = train.build(config)[0]
         algorithm.probe = Probe()
         algorithm.probe.stepwise = stepwise
         begun, before = programs(), state_of(algorithm)
@@ -285,7 +285,7 @@ def test_a_trial_compiles_what_the_run_will_call_and_changes_nothing(
 @pytest.mark.parametrize("algo", [*ALGORITHMS])
 def test_a_wrong_program_is_named(algo: str, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that was made for other vector instructions, in any result of any function."""
-    algorithm: Any = train.build_algorithm(configure(*small(algo, "compile=true", env=TRIED_IN[algo])))[0]
+    algorithm: Any = train.build(configure(*small(algo, "compile=true", env=TRIED_IN[algo])))[0]
     places, wrong = set[tuple[str, int]](), ("", 0)
 
     def compiled(function: Any, **_: Any) -> Any:
@@ -326,7 +326,7 @@ def test_a_compiler_that_is_switched_off_or_fails_is_named(
         Engine(compiles=True).run(branches, torch.zeros(3))
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     with pytest.raises(CompilerError, match="TORCHDYNAMO_DISABLE or"):
-        compare_programs(cast(Any, train.build_algorithm(configure(*small("ppo")))[0]), False)
+        compare_programs(cast(Any, train.build(configure(*small("ppo")))[0]), False)
     failed = CppCompileError(["g++", "-c"], "In file a.h\nx.cpp:3:1: error: too long\nmore")
     assert engines._cause(failed) == "the C++ compiler fails: x.cpp:3:1: error: too long"
     assert engines._cause(PermissionError(13, "Permission denied", "/a")) == "/a: Permission denied"

@@ -26,6 +26,7 @@ from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
+from rltemplate.interfaces import attach_probe
 from rltemplate.launch.subprocesses import Children
 from rltemplate.learning.normalize import Statistics
 from rltemplate.rerun import replay, zoom
@@ -35,7 +36,7 @@ from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import Trace
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]", "algo.normalize_obs=true"]
 
@@ -58,8 +59,9 @@ def made(folder: Path, config: Config, planted: Planted = contextlib.nullcontext
     (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
     with planted():
         seed_global_rng(config.seed)
-        algorithm, _ = build_algorithm(config)
-        algorithm.probe = trace = Trace(folder, config.trace.name, config.algo.name)
+        algorithm, _ = build(config)
+        trace = Trace(folder, config.trace.name, config.algo.name)
+        attach_probe(algorithm, trace)
         while algorithm.env_steps < config.total_env_steps:
             trace.begin(algorithm)
             result = algorithm.train_iteration()

@@ -26,7 +26,7 @@ from rltemplate.rerun.policy_file import export_policy
 from rltemplate.run import paths, trust
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.record import RunRecord
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 
 @dataclass
@@ -64,7 +64,7 @@ def exported(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> 
     """A policy file of PPO on CartPole."""
     folder = tmp_path_factory.mktemp("exported")
     config = configure(*small("ppo", "algo.hidden_sizes=[16,16]"))
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = build(config)
     algorithm.train_iteration()
     Checkpoints(folder, to_dict(config), 1).save(64, algorithm.state_dict(), None)
     algorithm.close()

@@ -1,7 +1,7 @@
 """A proof holds where the level does, is broken by one flipped bit, and says what it did.
 
-Runs are started in a copy of the project whose `rltemplate/train.py` first writes down what reached the
-process; after that it is the real one.
+Runs are started in a copy of the project whose launch/worker.py first writes down what reached the process;
+after that it is the real one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conftest import SHRUNK
 from rltemplate.config.schema import Level
 from rltemplate.launch import process
 from rltemplate.rerun import prove
-from rltemplate.rerun.certificate import JSON, RATIO, TEXT, Certificate, RunResult
+from rltemplate.rerun.certificate import JSON, TEXT, Certificate, RunResult
 from rltemplate.rerun.perturbations import OTHER_VALUES, PADDING, claimed
 from rltemplate.rerun.prove import Args, Proof, main, problems_of, ratio_of
 from rltemplate.run import paths
@@ -41,12 +41,14 @@ os.environ |= json.loads(os.environ.get("ONLY_IN", "{}")).get(folder.name, {})
 import flipped_bits
 """
 
+RATIO = "policy/first_ratio_max_error"
+
 
 @pytest.fixture(scope="module")
 def project(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("project") / "copy"
     shutil.copytree(fork, copy)
-    train = copy / "rltemplate" / "train.py"
+    train = copy / "rltemplate" / "launch" / "worker.py"
     future = "from __future__ import annotations\n"
     docstring, rest = train.read_text().split(future, 1)
     guarded = "if __name__ == '__main__':" + textwrap.indent(WITNESS, "    ")
@@ -143,9 +145,9 @@ def test_a_ratio_that_is_not_one_breaks_the_level_invariant(tmp_path: Path) -> N
     rows = [{"env_steps": 32, RATIO: 0.0}, {"env_steps": 64, RATIO: 6e-8}, {"env_steps": 96}]
     (tmp_path / paths.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     ended: dict[str, Any] = {"name": "run_1", "run_dir": "", "perturbations": [], "digest": "", "error": None}
-    run = RunResult(**ended, seconds=1.0, iterations=3, ratio=ratio_of(tmp_path))
+    run = RunResult(**ended, seconds=1.0, iterations=3, ratio=ratio_of(tmp_path, RATIO))
     said = f"run_1 (undisturbed): {RATIO} is 6e-08 and must be 0"
-    assert [*problems_of([run], Level.invariant), *problems_of([run], Level.repeat)] == [said]
+    assert [*problems_of([run], Level.invariant, RATIO), *problems_of([run], Level.repeat, RATIO)] == [said]
 
 
 @pytest.mark.long

@@ -12,9 +12,10 @@ from conftest import TRIED_IN, Configure, small
 from flipped_bits import VARIABLE, flip_entry, flipped
 
 from rltemplate.analysis.traces import first_difference, open_trace
-from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.project import ALGORITHMS
+from rltemplate.interfaces import attach_probe
 from rltemplate.run.trace import Trace, digest, entries
-from rltemplate.train import build_algorithm
+from rltemplate.train import build
 
 ENVS = {"ppo": "Hopper"}  # others in conftest.TRIED_IN
 
@@ -24,11 +25,12 @@ def traced(configure: Configure, algo: str, folder: Path, fault: str = "") -> Pa
     folder.mkdir()
     env = ENVS.get(algo, TRIED_IN[algo])
     config = configure(*small(algo, "algo.normalize_obs=true", env=env))
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = build(config)
     with pytest.MonkeyPatch.context() as patch:
         if fault:
             patch.setenv(VARIABLE, fault)
-        trace = algorithm.probe = Trace(folder, "step", algo)
+        trace = Trace(folder, "step", algo)
+        attach_probe(algorithm, trace)
     for _ in range(5):
         trace.begin(algorithm)
         result = algorithm.train_iteration()
@@ -88,8 +90,9 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
 ) -> None:
     """One entry is flipped between two iterations: its digest differs and no other one."""
     words = small(algo, "algo.hidden_sizes=[8]", env=ENVS.get(algo, TRIED_IN[algo]))
-    algorithm, _ = build_algorithm(configure(*words))
-    algorithm.probe = trace = Trace(tmp_path, "step", algo)
+    algorithm, _ = build(configure(*words))
+    trace = Trace(tmp_path, "step", algo)
+    attach_probe(algorithm, trace)
     for _ in range(2):
         begun = [name for name, _ in entries(algorithm.state_dict(), "start")]
         trace.begin(algorithm)

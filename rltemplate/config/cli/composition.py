@@ -12,11 +12,11 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.cli.files import chosen_algorithm, option_names
 from rltemplate.config.cli.overrides import MAPPINGS, wrong_key, wrong_value
 from rltemplate.config.command_args import choose, first_line
 from rltemplate.config.loading import CONF, auto_keys, in_one_line, to_config, to_dict
+from rltemplate.config.project import ALGORITHMS, project
 from rltemplate.config.schema import Config, key_types
 from rltemplate.config.secrets import refuse_secrets
 from rltemplate.interfaces import ConfigError
@@ -91,7 +91,7 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
     if missing and missing.startswith("algo/_"):
         name = missing.removeprefix("algo/_")
         return (
-            f"algo={name}: has no entry in ALGORITHMS of config/algorithms.py, beside conf/algo/{name}.yaml"
+            f"algo={name}: has no entry in ALGORITHMS of {project().__name__}, beside conf/algo/{name}.yaml"
         )
     if isinstance(error, MissingConfigException) and missing and error.options:
         group, _, name = missing.rpartition("/")

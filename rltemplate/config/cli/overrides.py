@@ -20,11 +20,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from rltemplate.config.algorithms import ALGORITHMS
 from rltemplate.config.cli.files import chosen_algorithm, group_names, option_files, option_names
 from rltemplate.config.command_args import ENOUGH, choose, few, first_line, nearest
 from rltemplate.config.entry_points import brought, load
 from rltemplate.config.loading import environment_file, literal
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import NONE, OPTIONAL, check_kinds, key_types
 from rltemplate.config.yaml_files import DEEPEST, MAX_DIGITS
 from rltemplate.interfaces import ConfigError
@@ -38,18 +38,8 @@ _NAME = r"[A-Za-z_][\w-]{0,99}(?:\.\w[\w-]{0,99}){0,9}"  # below a mapping or th
 JOBS_AT_MOST = 10_000
 _MOST_IN_BRACKETS = 2_000  # values; Hydra's parser takes a second, and four for twice as many
 
-# Names that other programs have for our keys.
+# Names that other programs have for our keys; those for keys of an algorithm stand beside its fields.
 _ELSEWHERE = {
-    "algo.learning_rate": "lr",
-    "algo.actor_learning_rate": "lr learning_rate",
-    "algo.learning_rate_schedule": "anneal_lr lr_schedule",
-    "algo.num_minibatches": "batch_size minibatch_size",
-    "algo.update_epochs": "n_epochs",
-    "algo.clip_coef": "clip_range clip_eps",
-    "algo.hidden_sizes": "net_arch layers",
-    "algo.tau": "polyak",
-    "algo.updates_per_step": "gradient_steps",
-    "algo.normalize_advantage": "norm_adv",
     "total_env_steps": "steps max_steps timesteps total_timesteps",
     "env": "env_id env_name gym_id",
     "device": "cuda gpu",
@@ -95,7 +85,7 @@ def wrong_key(key: str, algorithm: str) -> str:
     else:
         names = [*keys, *group_names(), LAUNCHER]
         spoken = {name.rpartition(".")[2]: name for name in reversed(names)}
-        for name, aliases in _ELSEWHERE.items():
+        for name, aliases in (_of_algorithm(algorithm) | _ELSEWHERE).items():
             if name in names or "=" in name:
                 spoken |= dict.fromkeys(aliases.split(), name)
         last = key.rpartition(".")[2].lower()
@@ -105,6 +95,12 @@ def wrong_key(key: str, algorithm: str) -> str:
     return (
         f"{answer}allowed{f' in {parent}' if prefix else ''}: {few([*dict.fromkeys(beside)], ENOUGH, where)}"
     )
+
+
+def _of_algorithm(name: str) -> dict[str, str]:
+    """The names that other programs have for the keys of an algorithm."""
+    specs = fields(ALGORITHMS[name].config)
+    return {f"algo.{spec.name}": spec.metadata["aliases"] for spec in specs if spec.metadata.get("aliases")}
 
 
 def wrong_value(key: str, value: str, algorithm: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.terminal import escaped, raw
 from rltemplate.run.names import differences
 from rltemplate.run.paths import from_here
@@ -20,19 +21,13 @@ from rltemplate.run.sinks.sink import Row, RunFacts, Sink
 if TYPE_CHECKING:
     from rich.constrain import Constrain
 
-# Metrics shown of a row, in this order; everything else is in metrics.jsonl.
-_SHOWN = ("episode/length", "policy/entropy", "loss/policy", "loss/value", "loss/critic")
+# Metrics in the panel, before those of the algorithm's entry (config/algorithms.py). Everything else is in
+# metrics.jsonl.
 _IN_PANEL = {
     "episode/return": "return",
     "eval/return": "evaluation",
     "episode/length": "episode length",
-    "policy/entropy": "entropy",
-    "loss/policy": "policy loss",
-    "loss/value": "value loss",
-    "loss/critic": "critic loss",
     "optim/learning_rate": "learning rate",
-    "policy/approx_kl": "approx. KL",
-    "alpha/value": "alpha",
 }
 _PANEL_WIDTH = 140
 
@@ -59,6 +54,8 @@ class ConsoleSink(Sink):
         self._facts = facts
         algo, env, total = (facts.config[key] for key in ("algo", "env", "total_env_steps"))
         self._total = max(1, total)
+        entry = ALGORITHMS.get(str(algo["name"]))
+        self._of_algorithm = {} if entry is None else entry.console
         self._stream = raw(sys.stderr if stream is None else stream)
         self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._recent: deque[tuple[float, float]] = deque(maxlen=10)  # (env_steps, wall_time_s)
@@ -177,9 +174,8 @@ class ConsoleSink(Sink):
             "-" if speed is None else f"{speed:,.0f} steps/s",
             f"left {show_time(self._left)}",
         )
-        shown = [
-            f"[dim]{label}[/] {show_number(row[name])}" for name, label in _IN_PANEL.items() if name in row
-        ]
+        labels = {**_IN_PANEL, **self._of_algorithm}
+        shown = [f"[dim]{label}[/] {show_number(row[name])}" for name, label in labels.items() if name in row]
         about = [f"[yellow]{self._activity}[/]"] if self._activity else []
         panel = Panel(
             Group(progress, Columns(shown, equal=True, padding=(0, 3)), *about),
@@ -215,7 +211,7 @@ class ConsoleSink(Sink):
             parts.append(f"{row['time/steps_per_second']:>7,.0f} steps/s")
         if "eval/return" in row:
             parts.append(f"eval {show_number(row['eval/return']):>8}")
-        for name in (name for name in _SHOWN if name in row):
-            label = name.removeprefix("episode/").removeprefix("policy/")
-            parts.append(f"{label} {show_number(row[name]):>8}")
+        for name, label in {"episode/length": "length", **self._of_algorithm}.items():
+            if name in row:
+                parts.append(f"{label} {show_number(row[name]):>8}")
         return parts

@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Normal
 from torch.nn.utils import clip_grad_norm_, vector_to_parameters
 
 from references.surroundings import Copies, Outcome, Statistics, network, optimised
-from rltemplate.config.algorithms import PPOConfig
+from rltemplate.algos.ppo_config import PPOConfig
 from rltemplate.rng import Streams
 
 

@@ -11,7 +11,7 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from references.surroundings import Copies, Outcome, Statistics, network, optimised
-from rltemplate.config.algorithms import SACConfig
+from rltemplate.algos.sac_config import SACConfig
 from rltemplate.rng import Streams
 
 Transition = tuple[Tensor, Tensor, Outcome]  # observation (O,), action (A,) and what followed

@@ -1,0 +1,38 @@
+"""Types and ranges of the hyperparameters of SAC. Nothing here imports torch (docs/code.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rltemplate.config.algorithms import Entry, choice, number, positive, setting
+from rltemplate.learning.config import OffPolicyConfig
+
+
+@dataclass(slots=True, kw_only=True)
+class SACConfig(OffPolicyConfig):
+    """Soft actor-critic; each value is explained in `conf/algo/sac.yaml`."""
+
+    actor_learning_rate: float = positive(10.0, aliases="lr learning_rate")
+    critic_learning_rate: float = positive(10.0)
+    alpha_learning_rate: float = positive(10.0)
+    learn_alpha: bool = setting()
+    alpha_init: float = positive()
+    target_entropy: float | None = number(-1e6, 1e6)
+    critic_norm: str = choice("none", "layer")
+    log_std_min: float = number(-20.0, 2.0)
+    log_std_max: float = number(-20.0, 4.0)
+
+    def problems(self, num_envs: int) -> Iterator[str]:
+        """The bounds of the deviation must not be empty."""
+        yield from OffPolicyConfig.problems(self, num_envs)
+        if self.log_std_min >= self.log_std_max:
+            yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"
+
+
+ENTRY = Entry(
+    SACConfig,
+    "rltemplate.algos.sac:SAC",
+    needs_bounded_box=True,
+    console={"policy/entropy": "entropy", "loss/policy": "policy loss", "loss/critic": "critic loss"},
+)

@@ -1,0 +1,52 @@
+"""The declaration of this project: its algorithms, and what builds and trains a run.
+
+pyproject.toml names this module as `[tool.runlab] project`. It imports no torch, because every command reads
+the table.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rltemplate import algos
+from rltemplate.config.algorithms import Entry
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from rltemplate.config.schema import Config
+    from rltemplate.interfaces import Algorithm, Codec, Environments, Observers
+
+# An algorithm is <name>.py and <name>_config.py of algos/, and its values in conf/algo/<name>.yaml.
+_CONFIG = "_config"
+ALGORITHMS: dict[str, Entry] = {
+    module.name.removesuffix(_CONFIG): import_module(f"{algos.__name__}.{module.name}").ENTRY
+    for module in pkgutil.iter_modules(algos.__path__)
+    if module.name.endswith(_CONFIG)
+}
+# Returns of the random policy and of published results, for the report and `make stats`.
+REFERENCE_RETURNS = Path(__file__).with_name("reference_returns.csv")
+
+
+def build(config: Config) -> tuple[Algorithm, Environments]:
+    """The algorithm of a configuration and its environments."""
+    from rltemplate import train
+
+    return train.build(config)
+
+
+def train(config: Config, algorithm: Algorithm, observers: Observers) -> None:
+    """The loop of a run."""
+    from rltemplate import train
+
+    train.train(config, algorithm, observers)
+
+
+def codec(env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Codec:
+    """The translation of observations and actions. Another class can take images, masks or graphs."""
+    from rltemplate.envs.codec import Codec
+
+    return Codec(env_id, obs_space, action_space)
