@@ -7,6 +7,7 @@ one a minute. Everything is read from the files of jobs and runs, so that this c
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
@@ -44,22 +45,16 @@ class SweepTable:
         self._in_place = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._changed: dict[Path, int] = {}  # when the file of a job was last changed
         self._jobs: dict[int, SweepJob] = {}
-        self._rows: dict[int, dict[str, Any]] = {}  # the last row of a job's run
-        self._read: dict[int, str] = {}  # the status of a job when its row was read
-        self._steps: dict[int, int] = {}  # total steps of a job's run
         self._slurm: dict[int, str] = {}  # Slurm's id of a job
         self._drawn: list[str] = []
         self._asked_at = float("-inf")
         self._began = self._shown_at = time.monotonic()
-        self._news()  # reads the jobs of earlier starts
-        self._read_rows()
-        # The part of each job that was done before, and its run: a job may start again with a new run.
+        # Jobs of earlier starts, with the part that was done. A job may start again with a new run.
         self._before = {
-            number: (job.run_dir, 1.0 if job.status == FINISHED else self._row_part(number))
-            for number, job in self._jobs.items()
+            job.job: (job.run_dir, 1.0 if job.status == FINISHED else self._part_of_run(job))
+            for job in self._changed_jobs()
         }
         self._jobs = {number: job for number, job in self._jobs.items() if job.status == FINISHED}
-        self._rows, self._steps, self._read = {}, {}, {}
         beside = f"{record.jobs_beside} at once, " * (record.jobs_beside > 1)
         say(f"{beside}output in {folder}/job_<number>.log")
 
@@ -68,50 +63,49 @@ class SweepTable:
         now = time.monotonic()
         if now - self._shown_at < _REDRAW_S:
             return
-        news = [*self._news(), *self._ask_slurm(now)]
+        changed = [*self._changed_jobs(), *self._waiting_jobs(now)]
         if self._in_place:
             self._shown_at = now
-            self._read_rows()
             jobs = self._visible()
             width = max((len(_title(job, self._record)) for job in jobs), default=0)
             self._redraw([self._summary(), *(self._line(job, width) for job in jobs)])
             return
-        for job in news:
-            known = f", Slurm's job {self._slurm[job.job]}" if job.job in self._slurm else ""
-            say(f"{_title(job, self._record)}: {job.status}{known}")
+        for job in changed:
+            slurm_job = f", Slurm's job {self._slurm[job.job]}" if job.job in self._slurm else ""
+            say(f"{_title(job, self._record)}: {job.status}{slurm_job}")
         if now - self._shown_at >= _LINE_S:
             self._shown_at = now
-            self._read_rows()
             say(self._summary())
 
     def close(self) -> None:
-        """Take the table from the terminal, or say the last news."""
+        """Take the table from the terminal, or print the last changes."""
         self._shown_at -= _REDRAW_S
         self._redraw([]) if self._in_place else self.update()
 
-    def _news(self) -> list[SweepJob]:
+    def _changed_jobs(self) -> list[SweepJob]:
         """Jobs whose files have changed since the last call."""
-        news = []
+        jobs = []
         for path in self._folder.glob("job_*.json"):
             with contextlib.suppress(OSError, ConfigError):  # the disk is full, or away
                 changed = path.stat().st_mtime_ns
                 if self._changed.get(path) != changed:
                     job = SweepJob.read(path)
                     self._jobs[job.job], self._changed[path] = job, changed
-                    news.append(job)
-        return sorted(news, key=lambda job: job.job)
+                    jobs.append(job)
+        return sorted(jobs, key=lambda job: job.job)
 
-    def _ask_slurm(self, now: float) -> list[SweepJob]:
+    def _waiting_jobs(self, now: float) -> list[SweepJob]:
         """Jobs that have begun to wait in Slurm's queue."""
         folders = {path.name: path for path in self._folder.glob("*submitit/*")}
         if not folders or now - self._asked_at < _ASK_S:
             return []
-        self._asked_at, told = now, ""
+        self._asked_at, queue = now, ""
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # squeue is away, or takes too long
             command = ["squeue", "--me", "--array", "--noheader", "--sort=i", "--format=%i %T"]
-            told = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False).stdout
-        news = []
-        for slurm_id, state in map(str.split, told.splitlines()):
+            asked = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+            queue = asked.stdout
+        jobs = []
+        for slurm_id, state in (line.split() for line in queue.splitlines()):
             if slurm_id not in folders:
                 continue
             number = int(slurm_id.partition("_")[2] or 0)
@@ -119,55 +113,43 @@ class SweepTable:
             job = self._jobs.get(number, SweepJob(job=number, overrides=[], status=""))
             if state == "PENDING" and job.status in ("", INTERRUPTED):
                 job = self._jobs[number] = replace(job, status=_WAITING[job.status == INTERRUPTED])
-                news.append(job)
-        return news
-
-    def _read_rows(self) -> None:
-        """Read the last rows of jobs that are running, and once more when a job has ended."""
-        for number, job in self._jobs.items():
-            run_dir = job.run(self._folder)
-            if run_dir is None or (job.status != RUNNING and self._read.get(number) == job.status):
-                continue
-            self._rows[number] = Run(run_dir, RunRecord(id="", status=""), {}).last_row
-            self._read[number] = job.status
-            with contextlib.suppress(ConfigError):  # the disk is away
-                if number not in self._steps:
-                    self._steps[number] = raw_config(run_dir)["total_env_steps"]
+                jobs.append(job)
+        return jobs
 
     def _part(self, job: SweepJob) -> float:
         """The part of a job that is done, from 0 to 1."""
-        return self._row_part(job.job) if job.status in (RUNNING, *_WAITING) else 1.0
+        return self._part_of_run(job) if job.status in (RUNNING, *_WAITING) else 1.0
 
-    def _row_part(self, number: int) -> float:
+    def _part_of_run(self, job: SweepJob) -> float:
         """The part of its steps that the run of a job has made."""
-        done, steps = self._rows.get(number, {}).get("env_steps", 0), self._steps.get(number)
-        return min(1.0, done / steps) if steps else 0.0
+        run_dir = job.run(self._folder)
+        with contextlib.suppress(ConfigError):  # no configuration yet, or the disk is away
+            return min(1.0, _last_row(run_dir).get("env_steps", 0) / _total_steps(run_dir))
+        return 0.0
 
     def _summary(self) -> str:
-        counts = Counter(job.status for job in self._jobs.values())
-        said = ", ".join(f"{number} {status}" for status, number in counts.items())
         jobs, total, left = self._jobs, self._record.num_jobs, None
+        counts = Counter(job.status for job in jobs.values())
+        statuses = ", ".join(f"{number} {status}" for status, number in counts.items())
         before = {
             number: part
             for number, (run_dir, part) in self._before.items()
             if number not in jobs or jobs[number].run_dir == run_dir
         }
         done = sum((before | {number: self._part(job) for number, job in jobs.items()}).values())
-        here = done - sum(before.values())  # done since this start
-        if here > _ENOUGH * total:
-            left = (total - done) * (time.monotonic() - self._began) / here
-        return f"{total} jobs: {said or 'starting'}, left {show_time(left)}"
+        done_now = done - sum(before.values())  # since this start
+        if done_now > _ENOUGH * total:
+            left = (total - done) * (time.monotonic() - self._began) / done_now
+        return f"{total} jobs: {statuses or 'starting'}, left {show_time(left)}"
 
     def _line(self, job: SweepJob, width: int) -> str:
-        row, part = self._rows.get(job.job, {}), self._part(job)
-        speed = row.get("time/steps_per_second") if job.status == RUNNING else None
-        value = job.final_return
+        row, part, value = _last_row(job.run(self._folder)), self._part(job), job.final_return
         if value is None:
             value = row.get("eval/return", row.get("episode/return"))
         parts = [f"{_title(job, self._record):{width}}", f"{job.status:8}", f"{100 * part:3.0f}%"]
         parts.append(f"return {'-' if value is None else show_number(value):>8}")
-        if speed:
-            left = (1 - part) * self._steps.get(job.job, 0) / speed
+        if part and job.status == RUNNING and (speed := row.get("time/steps_per_second")):
+            left = (1 / part - 1) * row["env_steps"] / speed
             parts += [f"{speed:>7,.0f} steps/s", f"left {show_time(left)}"]
         if job.job in self._slurm:
             parts.append(f"Slurm's job {self._slurm[job.job]}")
@@ -186,6 +168,18 @@ class SweepTable:
         self._drawn = [escaped(line).replace("\n", " ")[: width - 1] for line in lines]
         drawn = f"\x1b[{rows}F\x1b[J" * (rows > 0) + "".join(f"{line}\n" for line in self._drawn)
         say(drawn, end="", stream=raw(sys.stdout))
+
+
+def _last_row(run_dir: Path | None) -> dict[str, Any]:
+    return {} if run_dir is None else Run(run_dir, RunRecord(id="", status=""), {}).last_row
+
+
+@functools.cache
+def _total_steps(run_dir: Path | None) -> int:
+    """The number of steps that a run will make. Raises ConfigError if it has no configuration yet."""
+    if run_dir is None:
+        raise ConfigError("no run yet")
+    return int(raw_config(run_dir)["total_env_steps"])
 
 
 def _title(job: SweepJob, record: SweepRecord) -> str:
