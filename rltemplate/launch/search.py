@@ -25,18 +25,17 @@ from rltemplate.config.cli.overrides import assigned
 from rltemplate.config.cli.preflight import announce, preflight
 from rltemplate.config.command_args import argument, existing, few, first_line, program, rest, switch, whole
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.interfaces import ConfigError, RunError, in_a_line
+from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch.checks import HERE, check_plan
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, Interrupted, last_words
-from rltemplate.launch.sweep_job import digest
+from rltemplate.launch.sweep_job import claim_folder, digest
 from rltemplate.run import paths
 from rltemplate.run.continuation import only_begins_anew
 from rltemplate.run.job import Job, new_job, resume_job
-from rltemplate.run.lines import lock, make_durable_folder, say
+from rltemplate.run.lines import say
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import SearchRecord, SearchTrial
-from rltemplate.run.trust import check_folder
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -90,10 +89,7 @@ def main(args: Args) -> int:
     check_plan(plan)
     name = f"search-{args.sweep}-{digest([sorted(args.overrides), space])}"
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
-    check_folder(folder)  # logs go there, and it may have come from somebody else
-    with in_a_line(f"runs_dir={folder} cannot be made"):
-        make_durable_folder(folder)
-    lock(folder)
+    claim_folder(folder)
     cores = config.num_threads + config.env.num_workers  # of a trial
     workers = args.workers or max(1, usable_cores() // cores)
     from optuna.exceptions import StorageInternalError

@@ -21,18 +21,17 @@ from pathlib import Path
 from rltemplate.analysis.journal import write_sweep
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.determinism.machine import package_versions
-from rltemplate.interfaces import ConfigError, RunError, in_a_line
+from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
-from rltemplate.launch.sweep_job import close_job, digest, run_hydra, write
+from rltemplate.launch.sweep_job import claim_folder, close_job, digest, run_hydra, write
 from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
-from rltemplate.run.lines import lock, make_durable_folder, say, to_stderr
+from rltemplate.run.lines import lock, say, to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, RunRecord, SweepRecord, utc_now
-from rltemplate.run.trust import check_folder
 from rltemplate.run.used_code import UsedCode
 from rltemplate.signals import stop_signals
 
@@ -45,10 +44,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
     label = f"sweep-{digest(sorted(plan.words))}"  # the same for these arguments in any order
     folder = find_sweep(root, label) if plan.resume else root / paths.new_id(label)
-    check_folder(folder)  # logs go there, and it may have come from somebody else
-    with in_a_line(f"runs_dir={folder} cannot be made"):
-        make_durable_folder(folder)
-    lock(folder)
+    claim_folder(folder)
     if plan.resume:
         record = SweepRecord.read(folder)
         if record.status == "finished":

@@ -31,16 +31,25 @@ from rltemplate.config.cli.composition import compose_job
 from rltemplate.config.cli.overrides import SEARCHPATH
 from rltemplate.config.loading import CONF, to_dict
 from rltemplate.config.schema import AUTO
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.launch import process
 from rltemplate.run import paths
 from rltemplate.run.continuation import only_begins_anew
 from rltemplate.run.job import Job, new_job, resume_job, run_folder
-from rltemplate.run.lines import to_stderr
+from rltemplate.run.lines import lock, make_durable_folder, to_stderr
 from rltemplate.run.read import leaves
 from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
+from rltemplate.run.trust import check_folder
 
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def claim_folder(folder: Path) -> None:
+    """Make the folder of a sweep or search, and lock it. Raises ConfigError, also for links in it."""
+    check_folder(folder)  # logs go there, and it may have come from somebody else
+    with in_a_line(f"runs_dir={folder} cannot be made"):
+        make_durable_folder(folder)
+    lock(folder)
 
 
 def run_hydra(argv: Sequence[str]) -> None:

@@ -124,7 +124,7 @@ class SweepTable:
         """The part of its steps that the run of a job has made."""
         run_dir = job.run(self._folder)
         with contextlib.suppress(ConfigError):  # no configuration yet, or the disk is away
-            return min(1.0, _last_row(run_dir).get("env_steps", 0) / _total_steps(run_dir))
+            return float(min(1.0, _last_row(run_dir).get("env_steps", 0) / _total_steps(run_dir)))
         return 0.0
 
     def _summary(self) -> str:
