@@ -22,15 +22,15 @@ HERE = "debug=here"  # the run stays in the process of the command
 
 def check_plan(plan: Plan) -> None:
     """Refuse a plan that this machine cannot run, and print warnings."""
-    here = any(HERE in words for words in plan.overrides)
-    if plan.sweep and here:
+    in_process = any(HERE in words for words in plan.overrides)
+    if plan.sweep and in_process:
         raise ConfigError(f"{HERE}: is for a single run; leave out lists of values")
-    if not here and any(config.logger.sinks for config in plan.configs):
+    if not in_process and any(config.logger.sinks for config in plan.configs):
         from rltemplate.run.sinks import brought_sinks
 
         for config in plan.configs:
             brought_sinks(config.logger)
-    if not here:  # no library may be loaded before its environment variables are set
+    if not in_process:  # no library may be loaded before its environment variables are set
         check_environments(plan.configs)
     if not plan.resume and any(config.baseline is not None for config in plan.configs):
         from rltemplate.analysis.baseline import check_baseline
@@ -57,8 +57,8 @@ def planned(words: Sequence[str]) -> Plan:
     name = next((config.baseline for config in plan.configs if config.baseline in ("last", "best")), None)
     if name is None:
         return plan
-    found = find_run(name, Path(plan.configs[0].runs_dir), "baseline").name
-    return preflight([f"baseline={found}", *(word for word in words if not word.startswith("baseline="))])
+    run_id = find_run(name, Path(plan.configs[0].runs_dir), "baseline").name
+    return preflight([f"baseline={run_id}", *(word for word in words if not word.startswith("baseline="))])
 
 
 def check_environments(configs: Sequence[Config]) -> None:

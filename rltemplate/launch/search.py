@@ -147,24 +147,23 @@ class _Search:
             load_if_exists=True,
         )
         # With another seed: a search that goes on must not draw its first values again.
-        drawn = len(self._study.get_trials(deepcopy=False))
-        self._study.sampler = optuna.samplers.TPESampler(seed=drawn, constant_liar=True)
+        self._study.sampler = optuna.samplers.TPESampler(seed=len(self._trials()), constant_liar=True)
         self._one_at_a_time = threading.Lock()
         self._children = Children()
 
     def run(self) -> int:
         """Run trials until there are enough or a signal came; the exit status."""
         say(f"search in {self._folder}, {self._workers} trials at once")
-        for cut in self._study.get_trials(deepcopy=False, states=[self._states.RUNNING]):
-            self._study.tell(cut.number, state=self._states.FAIL)
-            self._study.enqueue_trial(cut.params, user_attrs=cut.user_attrs)
+        for interrupted in self._trials("RUNNING"):
+            self._study.tell(interrupted.number, state=self._states.FAIL)
+            self._study.enqueue_trial(interrupted.params, user_attrs=interrupted.user_attrs)
         with self._children.listening():
             self._study.optimize(
                 self._try,
                 n_trials=max(0, self._args.trials - len(self._ended())),
                 n_jobs=self._workers,
                 catch=(ConfigError, Interrupted),
-                callbacks=[self._told],
+                callbacks=[self._show],
             )
         self._write(self._importances())
         try:
@@ -174,8 +173,12 @@ class _Search:
             return 128 + stopped.number
         return self._conclude()
 
+    def _trials(self, *states: str) -> list[FrozenTrial]:
+        """The trials with these states, or all."""
+        return self._study.get_trials(deepcopy=False, states=[self._states[name] for name in states] or None)
+
     def _ended(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=[self._states.COMPLETE, self._states.PRUNED])
+        return self._trials("COMPLETE", "PRUNED")
 
     def _try(self, trial: Trial) -> float:
         """Run a trial, in its own thread; the return of its last evaluation."""
@@ -232,7 +235,7 @@ class _Search:
         if status:
             raise ConfigError(last_words(log, status))
 
-    def _told(self, _: Study, trial: FrozenTrial) -> None:
+    def _show(self, _: Study, trial: FrozenTrial) -> None:
         """Print how a trial has ended."""
         if trial.state is self._states.PRUNED:
             after = max(trial.intermediate_values)
@@ -240,9 +243,9 @@ class _Search:
         elif trial.state is self._states.COMPLETE:
             words = " ".join(starmap(assigned, self._params(trial).items()))
             best = self._best()
-            whose = f"trial {best[0].number}" if len(best) == 1 else f"{len(best)} trials alike"
+            holder = f"trial {best[0].number}" if len(best) == 1 else f"{len(best)} trials alike"
             score, highest = show(trial.value or 0.0), show(best[0].value or 0.0)
-            say(f"trial {trial.number}: {words}, return {score} (best {highest}, {whose})")
+            say(f"trial {trial.number}: {words}, return {score} (best {highest}, {holder})")
         with self._one_at_a_time:
             self._write({})
 
@@ -250,12 +253,9 @@ class _Search:
         """The drawn values as the run of the trial has them."""
         return {key: _rounded(value, self._space.get(key, {})) for key, value in trial.params.items()}
 
-    def _complete(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=[self._states.COMPLETE])
-
     def _best(self) -> list[FrozenTrial]:
         """All trials with the highest return."""
-        complete = self._complete()
+        complete = self._trials("COMPLETE")
         highest = max((each.value for each in complete if each.value is not None), default=None)
         return [each for each in complete if each.value == highest]
 
@@ -263,7 +263,7 @@ class _Search:
         """The importance of each key for the return; empty with too few trials or equal returns."""
         import optuna
 
-        if len({each.value for each in self._complete()}) < 2:  # Optuna would call all keys equally important
+        if len({each.value for each in self._trials("COMPLETE")}) < 2:  # Optuna would say: all keys alike
             return {}
         with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):
             return optuna.importance.get_param_importances(self._study)
@@ -272,17 +272,12 @@ class _Search:
     def _write(self, importances: Mapping[str, float]) -> None:
         """Write `search.json`, which the report draws."""
         trials = [
-            SearchTrial(
-                number=each.number, state=each.state.name, value=each.value, params=self._params(each)
-            )
-            for each in self._ended()
+            SearchTrial(number=one.number, state=one.state.name, value=one.value, params=self._params(one))
+            for one in self._ended()
         ]
-        SearchRecord(
-            words=self._args.overrides,
-            sweep=self._args.sweep,
-            trials=trials,
-            importances=dict(importances),
-        ).write(self._folder)
+        words, sweep = self._args.overrides, self._args.sweep
+        record = SearchRecord(words=words, sweep=sweep, trials=trials, importances=dict(importances))
+        record.write(self._folder)
 
     def _conclude(self) -> int:
         best = self._best()

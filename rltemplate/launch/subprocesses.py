@@ -34,18 +34,18 @@ class Children:
     """Child processes. A signal ends the running ones, and no more are started."""
 
     def __init__(self) -> None:
-        self._heard: list[int] = []
+        self._received: list[int] = []
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Collect signals that ask a process to end while the block runs."""
-        with stop_signals(lambda number, _: self._heard.append(number)):
+        with stop_signals(lambda number, _: self._received.append(number)):
             yield
 
     def check(self) -> None:
         """Raise `Interrupted` if there was a signal."""
-        if self._heard:
-            raise Interrupted(self._heard[0])
+        if self._received:
+            raise Interrupted(self._received[0])
 
     def run(
         self,
@@ -75,13 +75,13 @@ class Children:
                 stderr=errors,
                 start_new_session=True,
             )
-        asked = math.inf  # when it was asked to end
+        asked_at = math.inf
         try:
-            while process.poll() is None and len(self._heard) < 2:
-                if asked == math.inf and (self._heard or enough()):
+            while process.poll() is None and len(self._received) < 2:
+                if asked_at == math.inf and (self._received or enough()):
                     process.terminate()
-                    asked = time.monotonic()
-                if time.monotonic() - asked > (grace_s if self._heard else _PATIENCE_S):
+                    asked_at = time.monotonic()
+                if time.monotonic() - asked_at > (grace_s if self._received else _PATIENCE_S):
                     break
                 time.sleep(_POLL_EVERY_S)
         finally:
@@ -110,5 +110,5 @@ def last_words(log: Path, exit_status: int) -> str:
     """The reason why a process ended, in a line: a signal, an error, or its last line of output."""
     if exit_status > 128:
         return f"ended by signal {exit_status - 128}"
-    said = complaint(log).splitlines() or lines_of(log)[-1:]
-    return said[0] if said else f"exit status {exit_status}"
+    lines = complaint(log).splitlines() or lines_of(log)[-1:]
+    return lines[0] if lines else f"exit status {exit_status}"

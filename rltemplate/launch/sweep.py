@@ -76,8 +76,8 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         raise RunError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
     # The order of the arguments at the first start numbers the jobs.
-    place = {word: i for i, word in enumerate(record.words)}
-    argv = sorted(plan.argv, key=lambda word: place.get(word, len(place)))
+    position = {word: i for i, word in enumerate(record.words)}
+    argv = sorted(plan.argv, key=lambda word: position.get(word, len(position)))
     received: list[int] = []
     with stop_signals(lambda number, _: received.append(number)):
         stop = _stop_file(folder, record)
@@ -97,10 +97,10 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
 
 def find_sweep(root: Path, label: str) -> Path:
     """The folder of the newest sweep whose id has `label`, a digest of its words. Raises ConfigError."""
-    known = sorted(path.parent for path in root.glob(f"*-sweep-*/{paths.SWEEP_INDEX}"))
-    same = [folder for folder in known if f"-{label}-" in folder.name]
+    sweeps = sorted(path.parent for path in root.glob(f"*-sweep-*/{paths.SWEEP_INDEX}"))
+    same = [folder for folder in sweeps if f"-{label}-" in folder.name]
     if not same:
-        last = f"; the last one is {known[-1] / paths.SWEEP_INDEX}" if known else ""
+        last = f"; the last one is {sweeps[-1] / paths.SWEEP_INDEX}" if sweeps else ""
         raise ConfigError(f"sweep=resume: no such sweep in {root} was started with these overrides{last}")
     return same[-1]
 
@@ -161,8 +161,8 @@ def _fork_launcher(stop: Path) -> int:
         _send(stop, signal.SIGTERM)
 
     threading.Thread(target=end_without_supervisor, daemon=True).start()
-    told = (str(stop), environment, str(stop.parent))
-    os.environ |= dict(zip(process.LAUNCHER_VARIABLES, told, strict=True))
+    values = (str(stop), environment, str(stop.parent))
+    os.environ |= dict(zip(process.LAUNCHER_VARIABLES, values, strict=True))
     # Workers import this package to find the function of a job.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     return 0

@@ -62,10 +62,10 @@ def run_hydra(argv: Sequence[str]) -> None:
 
 def hydra_job(_: DictConfig) -> None:
     """Run one job of a sweep, in a process of Hydra's launcher."""
-    facts = HydraConfig.get()
-    overrides = list(facts.overrides.task)
-    more = [text for text in facts.overrides.hydra if text.startswith(SEARCHPATH)]
-    run_job([*more, *overrides], overrides, int(facts.job.num))
+    settings = HydraConfig.get()
+    overrides = list(settings.overrides.task)
+    more = [text for text in settings.overrides.hydra if text.startswith(SEARCHPATH)]
+    run_job([*more, *overrides], overrides, int(settings.job.num))
 
 
 def run_job(words: Sequence[str], overrides: list[str], number: int) -> None:
@@ -125,10 +125,10 @@ def _run(job: Job, log: Path, stop: Path) -> int:
     environment: Mapping[str, str] = json.loads(os.environ[process.COMMAND_VARIABLE])
     if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
         environment = os.environ  # the scheduler says which devices a job may use
-    given = process.worker_environment(job, environment)
+    environment = process.worker_environment(job, environment)
     with log.open("ab") as out:
         run = subprocess.Popen(
-            process.worker_command(), env=given, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            process.worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
         )
     passed = 0
     try:

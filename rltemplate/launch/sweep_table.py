@@ -32,7 +32,7 @@ from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, Swe
 from rltemplate.run.sinks.console import show_number, show_time
 
 _ENOUGH = 0.05  # part of a sweep before the time left is shown: first steps may wait for a compiler
-_REDRAW_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0
+_UPDATE_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0
 _AT_REST = {FINISHED, "refused"}  # jobs that another start would leave as they are
 _WAITING = ("pending", "requeued")  # jobs that Slurm has not started, or has taken away
 
@@ -48,7 +48,7 @@ class SweepTable:
         self._slurm: dict[int, str] = {}  # Slurm's id of a job
         self._drawn: list[str] = []
         self._asked_at = float("-inf")
-        self._began = self._shown_at = time.monotonic()
+        self._began = self._updated_at = self._summed_at = time.monotonic()
         # Jobs of earlier starts, with the part that was done. A job may start again with a new run.
         self._before = {
             job.job: (job.run_dir, 1.0 if job.status == FINISHED else self._part_of_run(job))
@@ -61,11 +61,11 @@ class SweepTable:
     def update(self) -> None:
         """Show what has changed, if it is time to."""
         now = time.monotonic()
-        if now - self._shown_at < _REDRAW_S:
+        if now - self._updated_at < _UPDATE_S:
             return
+        self._updated_at = now
         changed = [*self._changed_jobs(), *self._waiting_jobs(now)]
         if self._in_place:
-            self._shown_at = now
             jobs = self._visible()
             width = max((len(_title(job, self._record)) for job in jobs), default=0)
             self._redraw([self._summary(), *(self._line(job, width) for job in jobs)])
@@ -73,13 +73,13 @@ class SweepTable:
         for job in changed:
             slurm_job = f", Slurm's job {self._slurm[job.job]}" if job.job in self._slurm else ""
             say(f"{_title(job, self._record)}: {job.status}{slurm_job}")
-        if now - self._shown_at >= _LINE_S:
-            self._shown_at = now
+        if now - self._summed_at >= _LINE_S:
+            self._summed_at = now
             say(self._summary())
 
     def close(self) -> None:
         """Take the table from the terminal, or print the last changes."""
-        self._shown_at -= _REDRAW_S
+        self._updated_at -= _UPDATE_S
         self._redraw([]) if self._in_place else self.update()
 
     def _changed_jobs(self) -> list[SweepJob]:
@@ -210,8 +210,8 @@ def show_end(record: SweepRecord, folder: Path) -> None:
             say(each.result)
     say(f"{folder / paths.SWEEP_INDEX}")
     if record.status != "finished":
-        given = (word for word in record.commands[0] if word.startswith("sweep="))
-        file = next(given, "sweep=").removeprefix("sweep=")
+        names = (word.removeprefix("sweep=") for word in record.commands[0] if word.startswith("sweep="))
+        file = next(names, "")
         # A job that was refused would be refused again.
         refused = len(record.jobs) == record.num_jobs and {job.status for job in record.jobs} <= _AT_REST
         when = "next, once that is mended" if refused else "next"

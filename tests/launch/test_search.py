@@ -9,7 +9,8 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -69,77 +70,85 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     record = json.loads((cut / paths.RECORD).read_text())
     assert (record["status"], len(record["resumed"])) == ("interrupted", 1)  # and pruned
     assert "pruned after" in done.said
-    found = json.loads((folder / paths.SEARCH).read_text())
-    pruned = [each for each in found["trials"] if each["state"] == "PRUNED"]
-    assert (len(pruned), len(found["trials"])) == (2, 7)
+    trials = search_record(tmp_path / "runs")["trials"]
+    pruned = [each for each in trials if each["state"] == "PRUNED"]
+    assert (len(pruned), len(trials)) == (2, 7)
     used = {raw_config(run)["algo"]["learning_rate"] for run in cut.parent.iterdir()}
     assert used == {each["params"]["algo.learning_rate"] for each in pruned}
     again = start("search", *WORDS, status=0)
     assert re.search(r"best of 7 trials: return 1,000, of trials [0-9, ]+ and 2 more alike\n", again.said)
 
 
+@dataclass
+class Trials:
+    """The runs of trials, which end at once: their returns, and their configurations once they have run."""
+
+    returns: Iterator[float] = field(default_factory=itertools.count)  # each is better than the one before
+    configs: list[dict[str, Any]] = field(default_factory=list)
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of trials end at once, with an evaluation that is better than the one before."""
-    value = itertools.count(1)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Trials:
+    trials = Trials()
 
     def run(_: Any, __: Any, environment: Mapping[str, str], *___: Any, **____: Any) -> int:
-        folder = Path(json.loads(environment[JOB_VARIABLE])["run_dir"])
-        folder.mkdir(parents=True)
-        (folder / paths.METRICS).write_text(f'{{"env_steps": 1, "eval/return": {next(value)}.0}}\n')
+        job = json.loads(environment[JOB_VARIABLE])
+        trials.configs.append(job["config"])
+        Path(job["run_dir"]).mkdir(parents=True)
+        row = {"env_steps": 1, "eval/return": float(next(trials.returns))}
+        (Path(job["run_dir"]) / paths.METRICS).write_text(f"{json.dumps(row)}\n")
         return 0
 
     monkeypatch.setattr(Children, "run", run)
+    return trials
+
+
+def search_in(folder: Path, *words: str) -> int:
+    """Search in a folder, one trial after another unless `words` say otherwise; the exit status."""
+    return main(parse([f"runs_dir={folder}", "sweep=ppo-rates", "env=CartPole", "workers=1", *words], Args))
+
+
+def search_record(folder: Path) -> dict[str, Any]:
+    """The record of the only search in a folder."""
+    (file,) = folder.glob(f"sweeps/*/{paths.SEARCH}")
+    record: dict[str, Any] = json.loads(file.read_text())
+    return record
 
 
 def test_how_much_keys_matter_is_computed_at_the_end_and_nothing_is_drawn_twice(
-    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = Mock(return_value={"x": 1.0})
-    monkeypatch.setattr(optuna.importance, "get_param_importances", looked)
-    place = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
+    importances = Mock(return_value={"x": 1.0})
+    monkeypatch.setattr(optuna.importance, "get_param_importances", importances)
     for trials in (3, 6):
-        assert main(parse([*place, f"trials={trials}"], Args)) == 0
-    (file,) = tmp_path.glob(f"sweeps/*/{paths.SEARCH}")
-    found = json.loads(file.read_text())
-    assert (looked.call_count, found["importances"]) == (2, {"x": 1.0})
-    assert len({str(each["params"]) for each in found["trials"]}) == 6
+        assert search_in(tmp_path, f"trials={trials}") == 0
+    record = search_record(tmp_path)
+    assert (importances.call_count, record["importances"]) == (2, {"x": 1.0})
+    assert len({str(each["params"]) for each in record["trials"]}) == 6
 
 
 def test_equal_trials_are_not_called_best_and_no_key_matters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quick: Trials, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    returns, configs = iter([7.0] * 4 + [9.0] * 2), list[dict[str, Any]]()
-
-    def run(_: Any, __: Any, environment: Mapping[str, str], *___: Any, **____: Any) -> int:
-        configs.append(json.loads(environment[JOB_VARIABLE])["config"])
-        folder = Path(json.loads(environment[JOB_VARIABLE])["run_dir"])
-        folder.mkdir(parents=True)
-        (folder / paths.METRICS).write_text(f'{{"env_steps": 1, "eval/return": {next(returns)}}}\n')
-        return 0
-
-    monkeypatch.setattr(Children, "run", run)
-    place = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
-    assert main(parse([*place, "trials=4"], Args)) == 0
+    quick.returns = iter([7.0] * 4 + [9.0] * 2)
+    assert search_in(tmp_path, "trials=4") == 0
     out = capsys.readouterr().out
     assert "(best 7, trial 0)" in out  # while it was alone
     assert "(best 7, 4 trials alike)" in out
     assert "all 4 trials have the return 7, so none is best: try more steps" in out
     assert "next: " not in out
-    (file,) = tmp_path.glob(f"sweeps/*/{paths.SEARCH}")
-    assert json.loads(file.read_text())["importances"] == {}
-    assert main(parse([*place, "trials=6"], Args)) == 0
+    assert search_record(tmp_path)["importances"] == {}
+    assert search_in(tmp_path, "trials=6") == 0
     out = capsys.readouterr().out
     assert "best of 6 trials: return 9, of trials 4, 5 alike\nnext: make train" in out
-    found = json.loads(file.read_text())
-    assert len(found["importances"]) == 3
+    record = search_record(tmp_path)
+    assert len(record["importances"]) == 3
     # Few digits, in the words, the record and the configurations alike.
-    for text in (out, str(found["trials"])):
+    for text in (out, str(record["trials"])):
         assert not re.search(r"[0-9.e-]{12,}", re.sub(str(tmp_path), "", text))
-    drawn = {
-        (each["params"]["algo.learning_rate"], each["params"]["algo.ent_coef"]) for each in found["trials"]
-    }
-    assert drawn == {(each["algo"]["learning_rate"], each["algo"]["ent_coef"]) for each in configs}
+    params = [each["params"] for each in record["trials"]]
+    drawn = {(each["algo.learning_rate"], each["algo.ent_coef"]) for each in params}
+    assert drawn == {(each["algo"]["learning_rate"], each["algo"]["ent_coef"]) for each in quick.configs}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +198,7 @@ def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
         assert (job.resume, folder == run_dir) == (every > 0, every > 0)
 
 
-def test_lists_may_be_drawn(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_may_be_drawn(quick: Trials, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "mine.yaml").write_text("algo.hidden_sizes: {choices: [[64, 64], [256, 256]]}")
     words = ["sweep=mine", "env=CartPole", f"--config-dir={tmp_path}", f"runs_dir={tmp_path}", "trials=4"]
@@ -197,29 +206,27 @@ def test_lists_may_be_drawn(quick: None, tmp_path: Path, capsys: pytest.CaptureF
     assert re.search(r"'algo\.hidden_sizes=\[(64, 64|256, 256)\]' seed=1,2,3,4,5", capsys.readouterr().out)
 
 
-def test_a_received_search_writes_through_no_link(quick: None, tmp_path: Path) -> None:
-    args = parse([f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "trials=1"], Args)
-    assert main(args) == 0
+def test_a_received_search_writes_through_no_link(quick: Trials, tmp_path: Path) -> None:
+    assert search_in(tmp_path, "trials=1") == 0
     (folder,) = tmp_path.glob("sweeps/*")
     outside = tmp_path / "outside"
     for name in ("study.db-journal", "trial_1.log"):
         (folder / name).symlink_to(outside)
         with pytest.raises(ConfigError, match=f"{name} is a link to {outside}"):
-            main(args)
+            search_in(tmp_path, "trials=1")
         (folder / name).unlink()
 
 
-def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: None, tmp_path: Path) -> None:
-    words = [f"runs_dir={tmp_path}", "sweep=ppo-rates", "env=CartPole", "workers=1"]
+def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: Trials, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for trials in (1, 3):  # without a study, and with one
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))  # the kernel refuses the rest of a file
         try:
             with pytest.raises(RunError, match=r"has stopped: .*disk.*; the same command goes on"):
-                main(parse([*words, f"trials={trials}"], Args))
+                search_in(tmp_path, f"trials={trials}")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert main(parse([*words, f"trials={trials}"], Args)) == 0
+        assert search_in(tmp_path, f"trials={trials}") == 0
 
 
 @pytest.mark.parametrize(
@@ -271,7 +278,7 @@ def test_numbers_in_scientific_notation_and_null_may_be_drawn(tmp_path: Path) ->
     ("words", "at_once"), [([], 4), (["num_threads=2"], 2), (["num_threads=1", "env.num_workers=1"], 2)]
 )
 def test_trials_at_once_take_no_more_than_the_cores(
-    quick: None, tmp_path: Path, monkeypatch: Any, capsys: Any, words: list[str], at_once: int
+    quick: Trials, tmp_path: Path, monkeypatch: Any, capsys: Any, words: list[str], at_once: int
 ) -> None:
     """A trial takes a core for each thread and each worker of its environments, if it has any."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))

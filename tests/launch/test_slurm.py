@@ -107,8 +107,8 @@ LAUNCHER = ("hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", "hydra.lau
 def runs_of(tmp_path: Path) -> list[Path]:
     """The folders of the runs of the only sweep, by number."""
     (path,) = tmp_path.glob(f"runs/sweeps/*/{paths.SWEEP_INDEX}")
-    found = [job.run(path.parent) for job in SweepRecord.read(path.parent).jobs]
-    return [run_dir for run_dir in found if run_dir is not None]
+    run_dirs = [job.run(path.parent) for job in SweepRecord.read(path.parent).jobs]
+    return [run_dir for run_dir in run_dirs if run_dir is not None]
 
 
 def rows_written(tmp_path: Path) -> int:
@@ -117,14 +117,14 @@ def rows_written(tmp_path: Path) -> int:
 
 @pytest.mark.long
 def test_a_sweep_has_the_results_of_runs_without_slurm(slurm: Slurm, start: Start, tmp_path: Path) -> None:
-    given = words("total_env_steps=160", "log_every=32", "checkpoint_every=64")
-    said = start("train", *given, *LAUNCHER, "seed=1,2,3", status=0, SLURM_CONF=str(slurm.conf)).said
-    assert "#2: pending, Slurm's job " in said  # the node has two cores
-    assert not any(text in said for text in ("sacct", "accounting"))
+    overrides = words("total_env_steps=160", "log_every=32", "checkpoint_every=64")
+    out = start("train", *overrides, *LAUNCHER, "seed=1,2,3", status=0, SLURM_CONF=str(slurm.conf)).said
+    assert "#2: pending, Slurm's job " in out  # the node has two cores
+    assert not any(text in out for text in ("sacct", "accounting"))
     runs = runs_of(tmp_path)
     assert len(list(runs[0].parent.parent.glob("sweeps/*/submitit/*_0/*_log.out"))) == 1
     for seed in (1, 2):
-        start("train", *given, f"seed={seed}", f"run_dir=alone-{seed}", status=0)
+        start("train", *overrides, f"seed={seed}", f"run_dir=alone-{seed}", status=0)
         assert differences(runs[seed - 1], tmp_path / f"alone-{seed}") == []
     assert differences(runs[0], runs[1]) != []
 
@@ -132,8 +132,8 @@ def test_a_sweep_has_the_results_of_runs_without_slurm(slurm: Slurm, start: Star
 @pytest.mark.long
 def test_a_job_that_slurm_takes_away_goes_on_exactly(slurm: Slurm, start: Start, tmp_path: Path) -> None:
     """Once for a job of its own choice, and once more because the time of this job is over."""
-    given = words("total_env_steps=16000", "log_every=1600", "checkpoint_every=8000", "seed=1")
-    sweep = start("train", *given, *LAUNCHER, "--multirun", SLURM_CONF=str(slurm.conf))
+    overrides = words("total_env_steps=16000", "log_every=1600", "checkpoint_every=8000", "seed=1")
+    sweep = start("train", *overrides, *LAUNCHER, "--multirun", SLURM_CONF=str(slurm.conf))
     sweep.until(lambda: rows_written(tmp_path) >= 2)
     job = slurm.ask("squeue", "--noheader", "--format=%A").strip()
     slurm.ask("scontrol", "requeue", job)
@@ -145,5 +145,5 @@ def test_a_job_that_slurm_takes_away_goes_on_exactly(slurm: Slurm, start: Start,
     (run_dir,) = runs_of(tmp_path)
     first, second = (part["env_steps"] for part in record(run_dir)["resumed"])
     assert 0 < first < second < 16000
-    start("train", *given, "run_dir=alone", status=0)
+    start("train", *overrides, "run_dir=alone", status=0)
     assert differences(run_dir, tmp_path / "alone") == []

@@ -82,8 +82,8 @@ def test_signals_end_the_child_and_then_the_work(
         signal.signal(signal.SIGUSR1, before)  # later tests would ignore it, too
     assert caught.value.number == numbers[-1]
     assert_gone(log)
-    taken = time.monotonic() - began
-    assert 0.3 * (len(numbers) - 1) < taken < 7.0, "not at once, and not after the time that one has"
+    seconds = time.monotonic() - began
+    assert 0.3 * (len(numbers) - 1) < seconds < 7.0, "not at once, and not after the time that one has"
     with pytest.raises(Interrupted):
         children.run(python("pass"), os.environ, log.with_name("later"))
     assert not log.with_name("later").exists()

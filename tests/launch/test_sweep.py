@@ -112,8 +112,8 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
         alone = start("train", *words, status=0, PYTHONPATH=str(tmp_path))
     note = "note: no recipe for ppo on my_envs:mine/Walk-v0: the default values of ppo are taken\n"
     assert alone.said == f"{note}auto: num_threads=1\nhello from seed 5\n"
-    there = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
-    assert there == {"here", "rltemplate", "my_envs.py"}
+    names = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert names == {"here", "rltemplate", "my_envs.py"}
     (facts,) = starts_in(tmp_path / "here")
     job = facts["job"]
     assert job["config"]["env"]["id"] == "my_envs:mine/Walk-v0"
@@ -133,14 +133,14 @@ def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(
 ) -> None:
     order(tmp_path, {1: "fail", 2: "refuse", 3: "die at once", 4: "end early", 6: "die at the end"})
     words = ["seed=1,2,3,4,5,6,7", "hydra/launcher=basic"]
-    said = start("train", *words, status=1).said  # its launcher is killed in the sixth job
-    assert "Traceback" not in said
+    out = start("train", *words, status=1).said  # its launcher is killed in the sixth job
+    assert "Traceback" not in out
     folder, before = sweep_in(tmp_path)
     assert statuses(tmp_path) == ["failed", "refused", "failed", "failed", "finished", "finished"]
     assert [job.exit_status for job in before.jobs][:5] == [1, 2, 128 + signal.SIGKILL, 0, 0]
     assert [job.overrides for job in before.jobs] == [[f"seed={seed}"] for seed in range(1, 7)]
     assert (before.status, before.commands[0][4:]) == ("failed", words)
-    assert all(text in said for text in ("#0 seed=1: failed, ", "exit status 1, see "))
+    assert all(text in out for text in ("#0 seed=1: failed, ", "exit status 1, see "))
     # One snapshot of the code for all jobs, which a ref keeps.
     (facts,) = starts_in(before.jobs[0].run(folder))
     assert GitRecord(**json.loads(facts["job"]["snapshot"])) == before.snapshot
@@ -151,8 +151,8 @@ def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(
     record = sweep_in(tmp_path)[1]
     assert [job.final_return for job in record.jobs] == [10.0 * seed for seed in range(1, 8)]
     assert resumes(tmp_path) == [[False, True], [False], [False], [False, True], [False], [False], [False]]
-    kept = [old.run_id == new.run_id for old, new in zip(before.jobs, record.jobs, strict=False)]
-    assert kept == [True, False, False, True, True, True]  # a run without a record cannot be resumed
+    same_run = [old.run_id == new.run_id for old, new in zip(before.jobs, record.jobs, strict=False)]
+    assert same_run == [True, False, False, True, True, True]  # a run without a record cannot be resumed
 
 
 @pytest.mark.parametrize(
@@ -294,10 +294,10 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
         observer.write_text(idle)
     record = sweep_in(tmp_path)[1]
     assert record.changed == {"code": ["rltemplate/rng.py"]}
-    tree, kept = record.snapshot.tree, before.snapshot.tree
-    told = [starts_in(job.run(folder))[-1]["job"] for job in record.jobs]
-    assert [json.loads(each["snapshot"])["tree"] for each in told] == [kept, tree, tree]
-    assert [each["resume"] and each["accept"] for each in told] == [False, True, False]
+    tree, first_tree = record.snapshot.tree, before.snapshot.tree
+    jobs = [starts_in(job.run(folder))[-1]["job"] for job in record.jobs]
+    assert [json.loads(each["snapshot"])["tree"] for each in jobs] == [first_tree, tree, tree]
+    assert [each["resume"] and each["accept"] for each in jobs] == [False, True, False]
 
 
 def test_a_reader_that_has_read_enough_ends_no_job(fork: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ FACTS: dict[str, Any] = {
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> SweepTable:
     """The table of a resumed sweep of four jobs: one had finished, one had failed."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: request.param)
-    monkeypatch.setattr(sweep_table, "_REDRAW_S", 0.0)
+    monkeypatch.setattr(sweep_table, "_UPDATE_S", 0.0)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     monkeypatch.setenv("TERM", "xterm")
     for number, status in enumerate(("finished", "failed")):
@@ -163,8 +163,8 @@ def test_jobs_that_wait_in_the_queue_of_slurm_are_shown(
     begin(tmp_path, 3, "interrupted")
     capsys.readouterr()
     table.update()
-    told = capsys.readouterr().out.splitlines()
-    assert told[-2:] == ["#2: pending, Slurm's job 7_2", "#3 seed=3: requeued, Slurm's job 7_3"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["#2: pending, Slurm's job 7_2", "#3 seed=3: requeued, Slurm's job 7_3"]
     begin(tmp_path, 2)
     table.update()
     assert "#2 seed=2: running, Slurm's job 7_2" in capsys.readouterr().out
