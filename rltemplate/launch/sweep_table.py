@@ -162,10 +162,13 @@ class SweepTable:
         return jobs if len(jobs) <= room else [job for job in jobs if job.status == RUNNING][:room]
 
     def _redraw(self, lines: list[str]) -> None:
+        from rich.cells import cell_len, set_cell_size
+
         width = shutil.get_terminal_size().columns
         # If the terminal became narrower, a line drawn before takes several rows.
-        rows = sum(-(-len(line) // width) for line in self._drawn)
-        self._drawn = [escaped(line).replace("\n", " ")[: width - 1] for line in lines]
+        rows = sum(-(-cell_len(line) // width) for line in self._drawn)
+        printable = [escaped(line).replace("\n", " ") for line in lines]
+        self._drawn = [set_cell_size(line, min(cell_len(line), width - 1)) for line in printable]
         drawn = f"\x1b[{rows}F\x1b[J" * (rows > 0) + "".join(f"{line}\n" for line in self._drawn)
         say(drawn, end="", stream=raw(sys.stdout))
 

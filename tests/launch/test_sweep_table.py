@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyte
 import pytest
 from conftest import write_run
 
@@ -76,6 +77,22 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
     assert "4 jobs: 1 finished, 2 running, left -:--:--\n" in capsys.readouterr().out
     table.close()
     assert capsys.readouterr().out == "\x1b[3F\x1b[J"
+
+
+@pytest.mark.parametrize("table", [True], indirect=True)
+def test_wide_characters_leave_the_table_in_place(
+    table: SweepTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SweepJob(job=2, overrides=[f"env.id={'世' * 30}"], status="running").write(tmp_path)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((40, 10)))
+    screen = pyte.Screen(40, 10)
+    screen.set_mode(pyte.modes.LNM)
+    capsys.readouterr()
+    for _ in range(2):
+        table.update()
+        pyte.Stream(screen).feed(capsys.readouterr().out)
+    rows = [row.rstrip() for row in screen.display if row.strip()]
+    assert [row[:4] for row in rows] == ["4 jo", "#0 s", "#2 e"]
 
 
 def test_the_time_left_of_a_resumed_sweep_counts_the_steps_made_since(
