@@ -25,6 +25,7 @@ GENERIC = [
     ["launch/test_interruptions", "launch/test_resume"],
     [
         "algos/test_algorithms",
+        "algos/test_probe_envs",
         "determinism/test_checks",
         "config/test_config",
         "run/test_trace",

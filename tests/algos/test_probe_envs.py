@@ -13,10 +13,12 @@ from conftest import DEVICE, Configure, small
 from probe_envs import PROBES, ProbeEnv
 from torch import Tensor
 
-from rltemplate.config.algorithms import ALGORITHMS, OffPolicyConfig, PPOConfig
+from rltemplate.algos.ppo_config import PPOConfig
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import Config
-from rltemplate.interfaces import Algorithm, ForwardPass
-from rltemplate.train import build_algorithm
+from rltemplate.interfaces import Algorithm, ForwardPass, forward_passes_of
+from rltemplate.learning.config import OffPolicyConfig
+from rltemplate.train import build
 
 GAMMA = 0.5  # so that a discount that is missing or applied twice is far from the right value
 # Largest error of a value, and largest loss of return by an action. Over five seeds of each test the largest
@@ -60,11 +62,11 @@ def check(config: Config, *mistakes: Mistake) -> None:
     An algorithm without a network called "value" is asked for its actions alone.
     """
     probe = PROBES[config.env.id.removesuffix("-v0")](**config.env.kwargs)
-    algorithm, _ = build_algorithm(config)
+    algorithm, _ = build(config)
     try:
         for mistake in mistakes:
             mistake(algorithm)
-        if "value" not in algorithm.forward_passes() and not probe.action_matters:
+        if "value" not in (forward_passes_of(algorithm) or {}) and not probe.action_matters:
             pytest.skip("the algorithm has no network called value")
         while algorithm.env_steps < config.total_env_steps:
             algorithm.train_iteration()
@@ -81,7 +83,7 @@ def answers(algorithm: Algorithm, probe: ProbeEnv) -> tuple[list[float], list[fl
     action = algorithm.act(obs)
     pairs = list(zip(probe.cues, action, strict=True))
     losses = [probe.best_return(cue) - probe.episode_return(cue, each) for cue, each in pairs]
-    if (passed := algorithm.forward_passes().get("value")) is None:
+    if (passed := (forward_passes_of(algorithm) or {}).get("value")) is None:
         return [], losses
     known = torch.tensor([[probe.value(cue, GAMMA)] for cue in probe.cues])
     return (values_of(passed, obs, action) - known).abs().amax(1).tolist(), losses
