@@ -34,7 +34,7 @@ from rltemplate.config.command_args import Kind, argument, folder, one_of, whole
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.interfaces import ConfigError
-from rltemplate.run.lines import replace_text
+from rltemplate.run.files import replace_text
 
 Answer = dict[str, Any]
 ONE = "--one"  # how a process is told to make one measurement

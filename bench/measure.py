@@ -121,7 +121,7 @@ def observers(job: Job) -> dict[str, float]:
     from rltemplate.config.schema import TraceDetail
     from rltemplate.determinism import switches
     from rltemplate.interfaces import Probe, attach_probe
-    from rltemplate.run.lines import LineFile, to_stderr
+    from rltemplate.run.files import LineFile, to_stderr
     from rltemplate.run.logger import Logger
     from rltemplate.run.observers import Observers
     from rltemplate.run.sinks import make_sinks

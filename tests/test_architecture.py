@@ -15,7 +15,7 @@ from conftest import ROOT, git, run
 AGAINST_THE_ORDER = {
     "interfaces.py": "import rltemplate.rng",
     "envs/vector.py": "import rltemplate.learning.optim",
-    "run/lines.py": "import rltemplate.learning.optim",
+    "run/files.py": "import rltemplate.learning.optim",
     "run/paths.py": "import rltemplate.run.record",
     "analysis/runs.py": "import torch",
 }

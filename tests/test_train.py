@@ -45,10 +45,10 @@ from rltemplate.learning.engine import CompilerError
 from rltemplate.learning.trial import WrongProgramError, try_programs
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, load_checkpoint
+from rltemplate.run.files import to_stderr
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE
-from rltemplate.run.lines import to_stderr
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config

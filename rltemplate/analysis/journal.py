@@ -17,7 +17,7 @@ from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
-from rltemplate.run.lines import flush_folder, make_durable_folder, to_stderr
+from rltemplate.run.files import flush_folder, make_durable_folder, to_stderr
 from rltemplate.run.read import find_run
 from rltemplate.run.record import SweepRecord
 

@@ -9,8 +9,8 @@ from rltemplate.config.command_args import argument, one_of, program, switch, wh
 from rltemplate.launch.command import become
 from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT
+from rltemplate.run.files import say
 from rltemplate.run.job import Job, resume_job
-from rltemplate.run.lines import say
 from rltemplate.run.read import find_run
 
 

@@ -32,8 +32,8 @@ from rltemplate.launch.subprocesses import Children, Interrupted, last_words
 from rltemplate.launch.sweep_job import claim_folder, digest
 from rltemplate.run import paths
 from rltemplate.run.continuation import only_begins_anew
+from rltemplate.run.files import say
 from rltemplate.run.job import Job, new_job, resume_job
-from rltemplate.run.lines import say
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import SearchRecord, SearchTrial
 

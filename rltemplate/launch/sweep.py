@@ -28,8 +28,8 @@ from rltemplate.launch.sweep_job import claim_folder, close_job, digest, run_hyd
 from rltemplate.launch.sweep_table import SweepTable, show_end
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
+from rltemplate.run.files import lock, say, to_stderr
 from rltemplate.run.git.snapshot import take_snapshot, withdraw_run
-from rltemplate.run.lines import lock, say, to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import FINISHED, RunRecord, SweepRecord, utc_now
 from rltemplate.run.used_code import UsedCode

@@ -35,8 +35,8 @@ from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.launch import process
 from rltemplate.run import paths
 from rltemplate.run.continuation import only_begins_anew
+from rltemplate.run.files import lock, make_durable_folder, to_stderr
 from rltemplate.run.job import Job, new_job, resume_job, run_folder
-from rltemplate.run.lines import lock, make_durable_folder, to_stderr
 from rltemplate.run.read import leaves
 from rltemplate.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
 from rltemplate.run.trust import check_folder

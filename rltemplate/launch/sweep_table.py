@@ -25,7 +25,7 @@ from rltemplate.config.affects_results import BOOKKEEPING_KEYS
 from rltemplate.config.terminal import escaped, raw
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
-from rltemplate.run.lines import say
+from rltemplate.run.files import say
 from rltemplate.run.names import unescaped
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, SweepJob, SweepRecord

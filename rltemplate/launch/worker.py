@@ -22,8 +22,8 @@ from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.interfaces import ConfigError
 from rltemplate.learning.trial import try_programs
+from rltemplate.run.files import to_stderr
 from rltemplate.run.job import Job
-from rltemplate.run.lines import to_stderr
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.training_run import TrainingRun, check_level, settled
 from rltemplate.signals import Stop, stop_signals

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rltemplate.run.files import replace_text
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.lines import replace_text
 
 JSON, TEXT = "certificate.json", "certificate.txt"
 HOLDS, BROKEN = "holds", "broken"

@@ -11,8 +11,8 @@ from rltemplate.config.schema import Config, Device
 from rltemplate.envs.make import check_env
 from rltemplate.interfaces import Algorithm, ConfigError, Environments
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
+from rltemplate.run.files import to_stderr
 from rltemplate.run.limits import check_networks, load_to_act
-from rltemplate.run.lines import to_stderr
 from rltemplate.run.trust import check_config
 
 

@@ -33,8 +33,8 @@ from rltemplate.launch.subprocesses import Children, complaint, last_words, line
 from rltemplate.rerun.certificate import BROKEN, HOLDS, Certificate, RunResult
 from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, claimed, perturbed, without
 from rltemplate.run import paths
+from rltemplate.run.files import to_stderr
 from rltemplate.run.job import Job
-from rltemplate.run.lines import to_stderr
 from rltemplate.run.read import read_metrics
 from rltemplate.run.record import FINISHED, RunRecord, TraceFacts, utc_now
 

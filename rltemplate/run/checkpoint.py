@@ -23,8 +23,8 @@ import xxhash
 from rltemplate.config.command_args import first_line
 from rltemplate.interfaces import ConfigError, Replay
 from rltemplate.run import paths
+from rltemplate.run.files import make_durable_folder, replace_file, to_stderr
 from rltemplate.run.limits import Excess, check_archive, check_content
-from rltemplate.run.lines import make_durable_folder, replace_file, to_stderr
 from rltemplate.run.manifest import Damaged, Manifest, list_checkpoints, read_manifest, reading
 from rltemplate.run.paths import steps_of
 from rltemplate.run.validation import size_of

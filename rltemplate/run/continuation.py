@@ -28,11 +28,11 @@ from rltemplate.determinism.machine import COMPILER, machine_facts, package_vers
 from rltemplate.interfaces import Algorithm, ConfigError, replay_of
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
+from rltemplate.run.files import cut_file, lock
 from rltemplate.run.git.changes import files_between
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
 from rltemplate.run.limits import check_networks
-from rltemplate.run.lines import cut_file, lock
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.read import leaves, raw_config
 from rltemplate.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process

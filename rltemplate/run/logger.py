@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltemplate.config.command_args import first_line
 from rltemplate.interfaces import Episode
-from rltemplate.run.lines import LineFile, strict_json, to_stderr
+from rltemplate.run.files import LineFile, strict_json, to_stderr
 from rltemplate.run.sinks.sink import Sink
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from msgspec import Meta
 
 from rltemplate.determinism.machine import COMPILER
 from rltemplate.interfaces import ConfigError
+from rltemplate.run.files import replace_text, strict_json
 from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.lines import replace_text, strict_json
 from rltemplate.run.paths import RECORD, SEARCH, SWEEP_INDEX
 from rltemplate.run.used_code import UsedCode
 from rltemplate.run.validation import Line, Missing, parse_json, read_json, read_text, typed

@@ -27,7 +27,7 @@ import xxhash
 
 from rltemplate.interfaces import Algorithm, Probe, replay_of
 from rltemplate.run import paths
-from rltemplate.run.lines import LineFile
+from rltemplate.run.files import LineFile
 from rltemplate.run.record import TraceFacts
 from rltemplate.run.validation import Line
 

@@ -21,10 +21,10 @@ from rltemplate.envs.make import SEEDED_EPISODES, repeats, seeded_episodes
 from rltemplate.interfaces import Algorithm, ConfigError, Environments, RunError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, check_used, cut_back, find_continuation, restore
+from rltemplate.run.files import LineFile, lock, make_durable_folder, replace_text, to_stderr
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import Job
-from rltemplate.run.lines import LineFile, lock, make_durable_folder, replace_text, to_stderr
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import Observers
 from rltemplate.run.paths import PROJECT

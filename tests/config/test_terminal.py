@@ -17,7 +17,7 @@ from rltemplate.__main__ import main
 from rltemplate.analysis.commands import diff
 from rltemplate.config.terminal import escaped
 from rltemplate.run import paths
-from rltemplate.run.lines import to_stderr
+from rltemplate.run.files import to_stderr
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1m\u202egnp.exe\u2066\x08"
 OBEYED = [each for each in EVIL if not each.isprintable()]

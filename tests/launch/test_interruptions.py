@@ -26,9 +26,9 @@ from rltemplate.interfaces import ConfigError
 from rltemplate.run import continuation, paths
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import check_changes, find_continuation, only_begins_anew
+from rltemplate.run.files import lock
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import resume_job
-from rltemplate.run.lines import lock
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.record import RunRecord
 

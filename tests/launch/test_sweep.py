@@ -438,7 +438,7 @@ def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
 def test_a_closed_terminal_does_not_end_a_sweep(tmp_path: Path) -> None:
     """Writing to it fails with another error than writing to a closed pipe."""
     code = (
-        "import os, pty; from rltemplate.run.lines import say; mine, its = pty.openpty(); "
+        "import os, pty; from rltemplate.run.files import say; mine, its = pty.openpty(); "
         "os.dup2(its, 1); os.close(its); os.close(mine); say('one'); say('two')"
     )
     run(tmp_path, sys.executable, "-c", code, status=0, PYTHONPATH=str(ROOT))

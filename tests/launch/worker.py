@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from rltemplate.config.loading import to_yaml
+from rltemplate.run.files import lock
 from rltemplate.run.job import JOB_VARIABLE, Job
-from rltemplate.run.lines import lock
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from rltemplate.interfaces import Episode, IterationResult
-from rltemplate.run.lines import LineFile
+from rltemplate.run.files import LineFile
 from rltemplate.run.logger import Logger
 from rltemplate.run.observers import first_not_finite
 

@@ -19,9 +19,9 @@ from rltemplate.config.loading import to_dict
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import continuation, paths
 from rltemplate.run.checkpoint import Checkpoints, newest_checkpoint
+from rltemplate.run.files import LineFile
 from rltemplate.run.git import snapshot
 from rltemplate.run.job import new_job, resume_job
-from rltemplate.run.lines import LineFile
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import DeterminismFacts, RunRecord
 from rltemplate.run.training_run import TrainingRun

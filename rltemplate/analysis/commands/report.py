@@ -27,7 +27,7 @@ from rltemplate.config.command_args import argument, file, folder, make_folder, 
 from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
-from rltemplate.run.lines import replace_text, say
+from rltemplate.run.files import replace_text, say
 from rltemplate.run.read import find_run_dirs
 
 TEMPLATE = Path(__file__).parents[1] / "report.html"

@@ -80,7 +80,7 @@ def _film(args: Args, run_dir: Path, out: Path | None) -> int:
         out = run_dir / paths.VIDEOS / name
 
     from rltemplate.rng import env_seeds
-    from rltemplate.run.lines import replace_file, say
+    from rltemplate.run.files import replace_file, say
     from rltemplate.run.video.film import Clip, animate, join
 
     seeds, clips = env_seeds(args.seed, "separate evaluation", episodes), list[Clip]()

@@ -28,7 +28,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from rltemplate.run.lines import make_durable_folder, move_in_place
+from rltemplate.run.files import make_durable_folder, move_in_place
 from rltemplate.run.video.episode import BLANK, DISK, NATIVE, Job, one_line
 
 _RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which they are tried

@@ -18,6 +18,7 @@ from rltemplate.config.affects_results import code_rule
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
+from rltemplate.run.files import lock
 from rltemplate.run.git import changes, selection, snapshot
 from rltemplate.run.git.snapshot import (
     RESERVED,
@@ -27,7 +28,6 @@ from rltemplate.run.git.snapshot import (
     ended_files,
     take_snapshot,
 )
-from rltemplate.run.lines import lock
 
 CONFIG, CONFIG_PATH = "algo: ppo\nseed: 1\n", RESERVED + paths.CONFIG
 LONGER = "algo: ppo\nseed: 1\ntotal_env_steps: 200\n"
@@ -325,7 +325,7 @@ def test_a_problem_is_one_line_with_a_cure(
 
 def test_a_snapshot_ends_no_lock_of_its_process(repo: Path) -> None:
     """As for a run in a folder that git does not ignore: closing a file ends all locks on it."""
-    try_it = f"import pathlib, rltemplate.run.lines as f; f.lock(pathlib.Path({str(repo)!r}))"
+    try_it = f"import pathlib, rltemplate.run.files as f; f.lock(pathlib.Path({str(repo)!r}))"
     unlock = lock(repo)
     take_snapshot(repo)
     tried = subprocess.run([sys.executable, "-c", try_it], capture_output=True, text=True, check=False)

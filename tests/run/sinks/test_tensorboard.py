@@ -11,7 +11,7 @@ import pytest
 from fed import feed, run_facts
 
 from rltemplate.run import paths
-from rltemplate.run.lines import LineFile
+from rltemplate.run.files import LineFile
 from rltemplate.run.logger import Logger
 from rltemplate.run.sinks.tensorboard import TensorBoardSink
 
