@@ -45,12 +45,12 @@ from rltemplate.learning.engine import CompilerError
 from rltemplate.learning.trial import WrongProgramError, try_programs
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints, load_checkpoint
+from rltemplate.run.evaluation import evaluate
 from rltemplate.run.files import to_stderr
 from rltemplate.run.git import snapshot
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import JOB_VARIABLE
 from rltemplate.run.manifest import list_checkpoints
-from rltemplate.run.observers import evaluate
 from rltemplate.run.read import raw_config
 from rltemplate.run.record import RunRecord
 from rltemplate.run.trace import digest, entries
@@ -313,7 +313,7 @@ def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it
         episodes = evaluate(make, codec, lambda obs: np.zeros((len(obs), 1), np.float32), [1, 2])
         return [episode.length for episode in episodes]
 
-    monkeypatch.setattr("rltemplate.run.observers._LONGEST_EPISODE", 5)
+    monkeypatch.setattr("rltemplate.run.evaluation._LONGEST_EPISODE", 5)
     assert [lengths(limit) for limit in (-1, 3, 8)] == [[5, 5], [3, 3], [8, 8]]
     with pytest.raises(RunError, match=r"Pendulum-v1, step 3 of its episode: the reward is nan"):
         lengths(-1, broken_at=3)

@@ -7,13 +7,11 @@ an iteration, so that they share one clock; the trace also takes the state at it
 from __future__ import annotations
 
 import contextlib
-import copy
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,96 +22,20 @@ from rltemplate.determinism.checks import promised
 from rltemplate.envs.global_rng import global_rng_state, own_global_rng
 from rltemplate.envs.make import make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import (
-    Algorithm,
-    Codec,
-    Environments,
-    Episode,
-    IterationResult,
-    Probe,
-    RunError,
-    attach_probe,
-    replay_of,
-)
+from rltemplate.interfaces import Algorithm, Codec, Environments, Episode, IterationResult, Probe, RunError, attach_probe, replay_of
+from rltemplate.envs.envs import Envs
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints
+from rltemplate.run.evaluation import LONGEST_VIDEO, evaluate
 from rltemplate.run.logger import Logger, episode_means
 from rltemplate.run.manifest import list_checkpoints
-from rltemplate.run.trace import END, NO_PAST, Trace, entries
+from rltemplate.run.trace import NO_PAST, Trace, first_not_finite
 from rltemplate.run.video.recorder import VideoRecorder, automatic_renderers
-
-if TYPE_CHECKING:
-    import gymnasium as gym
-
-# Bound for environments without a longer time limit of their own, which a good policy might never leave.
-_LONGEST_EPISODE = 10_000
-LONGEST_VIDEO = 1_000  # steps
-
-
-def evaluate(
-    make_env: Callable[[], gym.Env[Any, Any]],
-    codec: Codec,
-    act: Callable[[np.ndarray], np.ndarray],
-    seeds: Sequence[int],
-    taken: list[Any] | None = None,
-    most_beside: int = 50,  # no fewer than the recipes' `eval_episodes`: other batches may round otherwise
-) -> list[Episode]:
-    """One whole episode for each of `seeds`, up to `most_beside` side by side with one policy call per step.
-
-    Every episode has a new environment, because some keep state between episodes, such as Box2D's worlds. So
-    the result depends on the policy and the seeds alone. `taken` gets the actions of all steps.
-    """
-    episodes = list[Episode]()
-    with own_global_rng(seeds[0]):
-        for first in range(0, len(seeds), most_beside):
-            episodes += _evaluate_beside(make_env, codec, act, seeds[first : first + most_beside], taken)
-    return episodes
-
-
-def _evaluate_beside(
-    make_env: Callable[[], gym.Env[Any, Any]],
-    codec: Codec,
-    act: Callable[[np.ndarray], np.ndarray],
-    seeds: Sequence[int],
-    taken: list[Any] | None,
-) -> list[Episode]:
-    with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(contextlib.closing(make_env())) for _ in seeds]
-        longest = max(_LONGEST_EPISODE, (made[0].spec and made[0].spec.max_episode_steps) or 0)
-        envs = [ActionRecorder(env, codec.env_id) for env in made]  # which checks observations and rewards
-        obs = [env.reset(seed) for env, seed in zip(envs, seeds, strict=True)]
-        returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
-        running = list(range(len(seeds)))
-        while running:
-            actions = codec.decode_action(act(codec.encode_obs([obs[i] for i in running])))
-            if taken is not None:
-                taken.extend(copy.deepcopy(actions))  # some environments change an action in place
-            still = []
-            for i, action in zip(running, actions, strict=True):
-                obs[i], reward, terminated, truncated = envs[i].step(action)
-                returns[i] += reward
-                lengths[i] += 1
-                if not (terminated or truncated or lengths[i] == longest):
-                    still.append(i)
-            running = still
-    return [Episode(*each) for each in zip(returns, lengths, strict=True)]
 
 
 class _CutShort(Exception):
     """An evaluation or a video was given up because the run has been asked to end."""
-
-
-def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | None:
-    """Name, value and index of the first NaN or infinity in the losses, then in the state."""
-    losses = [(name, value) for name, value in result.metrics.items() if name.startswith("loss/")]
-    for name, values in (*losses, *entries(algorithm.state_dict(), END)):
-        if not hasattr(values, "is_floating_point") or not values.is_floating_point():
-            continue
-        # A finite sum has finite terms, and takes a tenth of the time of testing each. A sum may overflow.
-        if not math.isfinite(values.sum().item()) and len(bad := (~values.isfinite()).nonzero()):
-            return f"{name} became {values[tuple(bad[0])].item()} at {bad[0].tolist()}"
-    return None
 
 
 @dataclass

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ import msgspec
 import xxhash
 
 from rltemplate.interfaces import Algorithm, Probe, replay_of
+from rltemplate.interfaces import Algorithm, IterationResult, Probe
 from rltemplate.run import paths
 from rltemplate.run.files import LineFile
 from rltemplate.run.record import TraceFacts
@@ -74,6 +76,18 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
         import numpy as np  # not needed to compare traces
 
         yield path, np.frombuffer(state.encode(), np.uint8) if isinstance(state, str) else np.asarray(state)
+
+
+def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | None:
+    """Name, value and index of the first NaN or infinity in the losses, then in the state."""
+    losses = [(name, value) for name, value in result.metrics.items() if name.startswith("loss/")]
+    for name, values in (*losses, *entries(algorithm.state_dict(), END)):
+        if not hasattr(values, "is_floating_point") or not values.is_floating_point():
+            continue
+        # A finite sum has finite terms, and takes a tenth of the time of testing each. A sum may overflow.
+        if not math.isfinite(values.sum().item()) and len(bad := (~values.isfinite()).nonzero()):
+            return f"{name} became {values[tuple(bad[0])].item()} at {bad[0].tolist()}"
+    return None
 
 
 def add_item(items: dict[str, Any], item: str, value: Any) -> None:

@@ -1,9 +1,8 @@
-"""The logger: rows, lazy reading, and rows that survive kills and full disks; the search for NaN."""
+"""The logger: rows, lazy reading, and rows that survive kills and full disks."""
 
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import math
 import os
@@ -13,7 +12,6 @@ import resource
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -23,7 +21,6 @@ import torch
 from rltemplate.interfaces import Episode, IterationResult
 from rltemplate.run.files import LineFile
 from rltemplate.run.logger import Logger
-from rltemplate.run.observers import first_not_finite
 
 
 def result(episodes: list[Episode] | None = None, **metrics: float) -> IterationResult:
@@ -186,23 +183,3 @@ def test_kill_right_after_a_row_loses_nothing(tmp_path: Path, ours: bool) -> Non
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     assert ("499" in path.read_text()) is ours
-
-
-def found(state: dict[str, torch.Tensor], **metrics: float) -> str | None:
-    """The answer for an iteration that ends with `state` and reports `metrics`."""
-    algorithm: Any = SimpleNamespace(state_dict=lambda: state)
-    return first_not_finite(algorithm, result(None, **metrics))
-
-
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_single_element_that_is_not_finite_is_found_wherever_it_is(kind: torch.dtype) -> None:
-    for bad, index in itertools.product((math.nan, math.inf, -math.inf), range(6)):
-        values = torch.ones(2, 3, dtype=kind)
-        values.view(-1)[index] = bad
-        answer = found({"first": torch.ones(3), "second": values, "third": values})
-        assert answer == f"end/second became {bad} at {[index // 3, index % 3]}"
-    assert found({}, loss__policy=math.nan, value__explained=math.nan) == "loss/policy became nan at []"
-    assert found({}, value__explained=math.nan) is None
-    # Infinities do not cancel, and a sum that is too large is none.
-    assert found({"a": torch.tensor([math.inf, -math.inf])}) == "end/a became inf at [0]"
-    assert found({"huge": torch.full((8,), 3e38), "half": torch.full((9,), 6e4, dtype=torch.float16)}) is None

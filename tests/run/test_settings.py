@@ -20,6 +20,8 @@ from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch.worker import run
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.observers import evaluate
+from rltemplate.run.evaluation import evaluate
+from rltemplate.train import run
 
 _FESETROUND = ctypes.CDLL(None).fesetround
 _UPWARD = 0x800  # FE_UPWARD of x86

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +20,10 @@ from rltemplate.config.project import ALGORITHMS
 from rltemplate.interfaces import attach_probe
 from rltemplate.run.trace import Trace, digest, entries
 from rltemplate.train import build
+from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.interfaces import IterationResult
+from rltemplate.run.trace import Trace, digest, entries, first_not_finite
+from rltemplate.train import build_algorithm
 
 ENVS = {"ppo": "Hopper"}  # others in conftest.TRIED_IN
 
@@ -141,3 +149,25 @@ def test_a_flip_is_one_unit_in_the_last_place_which_digests_see() -> None:
         assert digest(value) != digest(other)
     assert digest(torch.zeros(2)) != digest(-torch.zeros(2))
     assert digest(np.arange(4)) == digest(torch.arange(4))
+
+
+def bad_value(state: dict[str, torch.Tensor], **metrics: float) -> str | None:
+    """The first value that is not finite in an iteration that ends with `state` and reports `metrics`."""
+    tensors = {name.replace("__", "/"): torch.tensor(value) for name, value in metrics.items()}
+    algorithm: Any = SimpleNamespace(state_dict=lambda: state)
+    return first_not_finite(algorithm, IterationResult(tensors))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_single_element_that_is_not_finite_is_named(kind: torch.dtype) -> None:
+    for bad, index in itertools.product((math.nan, math.inf, -math.inf), range(6)):
+        values = torch.ones(2, 3, dtype=kind)
+        values.view(-1)[index] = bad
+        answer = bad_value({"first": torch.ones(3), "second": values, "third": values})
+        assert answer == f"end/second became {bad} at {[index // 3, index % 3]}"
+    assert bad_value({}, loss__policy=math.nan, value__explained=math.nan) == "loss/policy became nan at []"
+    assert bad_value({}, value__explained=math.nan) is None
+    # Infinities do not cancel, and a sum that is too large is none.
+    assert bad_value({"a": torch.tensor([math.inf, -math.inf])}) == "end/a became inf at [0]"
+    huge = {"huge": torch.full((8,), 3e38), "half": torch.full((9,), 6e4, dtype=torch.float16)}
+    assert bad_value(huge) is None

@@ -35,8 +35,8 @@ def main(args: Args) -> int:
         from rltemplate.envs.make import make_env
         from rltemplate.rerun.policy import load_policy
         from rltemplate.rng import env_seeds
+        from rltemplate.run.evaluation import evaluate
         from rltemplate.run.logger import episode_means
-        from rltemplate.run.observers import evaluate
 
         config, algorithm, envs = load_policy(run_dir, trust=args.trust)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)

@@ -124,7 +124,7 @@ def _record(
     from rltemplate.envs.exits import exits_are_errors
     from rltemplate.envs.make import make_env
     from rltemplate.rerun.policy import load_policy
-    from rltemplate.run.observers import LONGEST_VIDEO, evaluate
+    from rltemplate.run.evaluation import LONGEST_VIDEO, evaluate
     from rltemplate.run.video.recorder import VideoRecorder
 
     config, algorithm, envs = load_policy(run_dir, path=checkpoint, trust=args.trust)

@@ -22,7 +22,7 @@ from conftest import alive, read_video, run, until
 from numpy.typing import NDArray
 
 from rltemplate.envs.codec import Codec
-from rltemplate.run.observers import evaluate
+from rltemplate.run.evaluation import evaluate
 from rltemplate.run.video.mujoco_pictures import RayCaster, choose_camera
 from rltemplate.run.video.recorder import VideoRecorder
 
