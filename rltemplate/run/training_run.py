@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import error_text, few
+from rltemplate.config.command_args import error_text, few, first_line
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
 from rltemplate.determinism import checks, switches
@@ -82,6 +83,24 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
     if promised:  # the trial made steps of the environment
         switches.confirm(settings)
     return DeterminismFacts(level=level, settings=dict(settings), checks=findings)
+
+
+def _take_all(steps: Sequence[Callable[[], object]], error: BaseException | None) -> None:
+    """Take all steps in order, also after one that fails.
+
+    Raises the first failure, unless the run has ended with an `error` already. Others are printed in a line.
+    """
+    first = error
+    for step in steps:
+        try:
+            step()
+        except BaseException as failure:
+            if first is None:
+                first = failure
+            else:
+                to_stderr(f"at the end of the run: {first_line(failure)}")
+    if first is not None and first is not error:
+        raise first
 
 
 class TrainingRun:
@@ -170,26 +189,27 @@ class TrainingRun:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """End the run, from the last line up. A step that fails does not stop the next ones."""
-        end_forked(self._process)
+        """End the run; the steps happen in the order of the lines."""
+        end_forked(self._process)  # a child that an environment forked does nothing of what follows
         observers, algorithm = self._observers, self.algorithm
         complete = observers is not None and observers.complete
         status = FAILED if error is not None else FINISHED if complete else INTERRUPTED
-        with contextlib.ExitStack() as ending:
-            if self._record is not None and self._job.journal and self.config.logger.journal:
-                ending.callback(self._write_journal, self._path)
-            if self._unlock is not None:
-                ending.callback(self._unlock)
-            if algorithm is not None:
-                ending.callback(algorithm.close)  # environments and their workers
-            if self._record is not None:
-                ending.callback(self._end, self._record, status, error)  # record.json and the commit
-            if self._logger is not None:
-                # metrics.jsonl, then W&B and the other sinks
-                reached = None if algorithm is None else algorithm.env_steps
-                ending.callback(self._logger.close, status, reached)
-            if observers is not None and observers.trace is not None:
-                ending.callback(observers.trace.lines.close)
+        steps: list[Callable[[], object]] = []
+        if observers is not None and observers.trace is not None:
+            steps.append(observers.trace.lines.close)
+        if self._logger is not None:
+            reached = None if algorithm is None else algorithm.env_steps
+            # metrics.jsonl, then W&B and the other sinks
+            steps.append(partial(self._logger.close, status, reached))
+        if self._record is not None:
+            steps.append(partial(self._end, self._record, status, error))  # record.json and the commit
+        if algorithm is not None:
+            steps.append(algorithm.close)  # environments and their workers
+        if self._unlock is not None:
+            steps.append(self._unlock)
+        if self._record is not None and self._job.journal and self.config.logger.journal:
+            steps.append(partial(self._write_journal, self._path))
+        _take_all(steps, error)
 
     def _begin(self, facts: DeterminismFacts) -> RunRecord:
         """Make the folder of a new run, and record it. If the disk refuses that, nothing is left."""
@@ -277,6 +297,4 @@ class TrainingRun:
                 record.write(self._path)
         except OSError as failure:
             problem = f"{paths.RECORD} could not be written at the end: {failure.strerror}"
-            if error is None:
-                raise RunError(problem) from failure
-            to_stderr(problem)  # the error that ended the run is raised
+            raise RunError(problem) from failure

@@ -1,0 +1,111 @@
+"""The end of a run: its steps, their order, and the error that is raised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import Configure, job_in, record
+
+from rltemplate.interfaces import RunError
+from rltemplate.run import files, paths, training_run
+from rltemplate.run.files import LineFile
+from rltemplate.run.logger import Logger
+from rltemplate.run.record import DeterminismFacts, RunRecord
+from rltemplate.run.training_run import TrainingRun
+
+STEPS = ["trace", "metrics", "record", "algorithm", "lock"]
+# Every step alone, the run itself, and two errors of which the first counts.
+CASES = [[], *([step] for step in STEPS), ["run"], ["run", "trace"], ["metrics", "lock"]]
+CASES += [["run", step] for step in STEPS[1:]]
+
+
+class Ending:
+    """Notes the steps of the end of a run in `steps`; those in `failing` raise an error with their name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: Sequence[str]) -> None:
+        self.steps, self.failing = list[str](), failing
+        lock, close, close_logger, write = files.lock, LineFile.close, Logger.close, RunRecord.write
+
+        def close_lines(lines: LineFile) -> None:
+            if lines.path.name == paths.TRACE:
+                self.step("trace", lambda: close(lines))
+            else:
+                close(lines)
+
+        def write_record(written: RunRecord, run_dir: Path) -> None:
+            if written.status == "running":
+                write(written, run_dir)
+            else:
+                self.step("record", lambda: write(written, run_dir))
+
+        def locked(folder: Path) -> Callable[[], None]:
+            unlock = lock(folder)
+            return lambda: self.step("lock", unlock)
+
+        monkeypatch.setattr(LineFile, "close", close_lines)
+        monkeypatch.setattr(Logger, "close", lambda *args: self.step("metrics", lambda: close_logger(*args)))
+        monkeypatch.setattr(RunRecord, "write", write_record)
+        monkeypatch.setattr(training_run, "lock", locked)
+        self.algorithm: Any = SimpleNamespace(
+            env_steps=256, replay=None, close=lambda: self.step("algorithm", lambda: None)
+        )
+
+    def step(self, name: str, act: Callable[[], object]) -> None:
+        act()
+        self.steps += [name] if name not in self.steps else []
+        self.fail(name)
+
+    def fail(self, name: str) -> None:
+        if name in self.failing:
+            raise RunError(f"{name} failed")
+
+
+@pytest.mark.parametrize("failing", CASES, ids="-".join)
+def test_each_step_of_the_end_happens_in_order_and_the_first_error_is_raised(
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    failing: list[str],
+) -> None:
+    ending, envs, problem = Ending(monkeypatch, failing), SimpleNamespace(codec=None), ""
+    training = TrainingRun(job_in(tmp_path / "run", configure), lambda _: None)
+    try:
+        with training:
+            training.find_checkpoint()
+            training.algorithm = ending.algorithm
+            training.begin(ending.algorithm, DeterminismFacts())
+            training.observe(ending.algorithm, envs, lambda: False)  # type: ignore[arg-type]
+            ending.fail("run")
+    except RunError as error:
+        problem = str(error)
+    assert ending.steps == STEPS
+    assert problem == (f"{failing[0]} failed" if failing else "")
+    # The errors that are not raised are printed, in a line each.
+    printed = [line for line in capfd.readouterr().err.splitlines() if "failed" in line]
+    assert printed == [f"at the end of the run: {step} failed" for step in failing[1:]]
+    status = "failed" if "run" in failing else "interrupted"
+    assert record(tmp_path / "run")["status"] == status
+    files.lock(tmp_path / "run")()  # released
+
+
+def test_a_forked_process_ends_without_taking_a_step(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the child of an environment would write the record of its parent's run."""
+    ending = Ending(monkeypatch, [])
+    with TrainingRun(job_in(tmp_path / "run", configure), lambda _: None) as training:
+        training.find_checkpoint()
+        training.algorithm = ending.algorithm
+        training.begin(ending.algorithm, DeterminismFacts())
+        if (child := os.fork()) == 0:
+            training.__exit__(None, None, None)
+            os._exit(0)  # not reached
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        assert record(tmp_path / "run")["status"] == "running"
+    assert ending.steps == ["record", "algorithm", "lock"]
