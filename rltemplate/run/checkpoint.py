@@ -25,9 +25,9 @@ from rltemplate.interfaces import ConfigError, Replay
 from rltemplate.run import paths
 from rltemplate.run.files import make_durable_folder, replace_file, to_stderr
 from rltemplate.run.limits import Excess, check_archive, check_content
-from rltemplate.run.manifest import Damaged, Manifest, list_checkpoints, read_manifest, reading
+from rltemplate.run.manifest import Damaged, Manifest, list_checkpoints, read_manifest
 from rltemplate.run.paths import steps_of
-from rltemplate.run.validation import size_of
+from rltemplate.run.validation import Missing, reading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,16 +151,14 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     """A checkpoint with its tensors on the CPU. Every file is compared with its digest first.
 
     Without `experience` the chunks are not read. Only tensors and plain values are accepted. Raises
-    Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
+    Missing or Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
     """
     manifest = read_manifest(path)
     for name, digest in {path.name: manifest.state, **(manifest.chunks if experience else {})}.items():
         file = path.with_name(name)
         with reading(file):
-            size_of(file, str(file))
-            found = _digest(file)
-        if found != digest:
-            raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
+            if _digest(file) != digest:
+                raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
     return Checkpoint(path, _load(path), manifest.config, manifest.chunks)
 
 
@@ -191,13 +189,13 @@ def newest_checkpoint(
     problems = list[str]()
     for path in reversed(list_checkpoints(run_dir)):
         try:
-            found = load_checkpoint(path, experience)
-        except Damaged as error:
+            checkpoint = load_checkpoint(path, experience)
+        except (Missing, Damaged) as error:
             problems.append(str(error))
         else:
             for problem in problems:
                 passed_over(f"{problem}; an older one is taken")
-            return found
+            return checkpoint
     if problems:
         raise ConfigError(f"no checkpoint of {run_dir} is whole: {problems[0]}")
     return None

@@ -5,9 +5,7 @@ A manifest is written last and makes its files a checkpoint. Its first line is t
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +15,13 @@ from msgspec import Meta
 
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
-from rltemplate.run.validation import Missing, parse_json, read_bytes, typed
+from rltemplate.run.validation import parse_json, read_bytes, typed
 
 VERSION = 6
 
 
 class Damaged(ConfigError):
-    """A file of a checkpoint is missing, or differs from what was written."""
+    """A file of a checkpoint differs from the one that was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,25 +46,12 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint: `Damaged` if it is not whole, ConfigError if it cannot be read."""
+    """The manifest of a checkpoint: `Damaged` if it is not whole, else as `read_bytes` raises."""
     path = checkpoint.with_suffix(".json")
-    with reading(path):
-        digest, _, text = read_bytes(path).partition(b"\n")
+    digest, _, text = read_bytes(path).partition(b"\n")
     if digest != xxhash.xxh3_128_hexdigest(text).encode():
         raise Damaged(f"{path} is damaged")
     values = typed(parse_json(text, str(path), finite=False), dict[str, Any], str(path))
     if values.get("version") != VERSION:
         raise ConfigError(f"{path} was made by another version of this code, which can read it")
     return typed(values, Manifest, str(path))
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn an error in the block into `Damaged` if the file is missing, else into ConfigError."""
-    try:
-        yield
-    except Missing as error:
-        raise Damaged(str(error)) from None
-    except OSError as error:
-        kind = Damaged if isinstance(error, FileNotFoundError) else ConfigError
-        raise kind(f"{path} cannot be read: {error.strerror}") from None

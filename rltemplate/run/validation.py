@@ -7,9 +7,11 @@ that no code behind it needs to check them again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -36,29 +38,32 @@ def read_bytes(path: Path, name: str = "", most: int = MAX_BYTES) -> bytes:
     Raises Missing if there is none, and ConfigError for others, for pipes and for huge files too.
     """
     name = name or str(path)
-    try:
-        if (size := size_of(path, name)) > most:
+    with reading(path, name) as size:
+        if size > most:
             raise damaged(name, f"{size:,} bytes, and at most {most:,} are read")
         return path.read_bytes()
+
+
+@contextlib.contextmanager
+def reading(path: Path, name: str = "") -> Iterator[int]:
+    """The size of a file, which the block may open. Raises as `read_bytes` does, for the block too."""
+    name = name or str(path)
+    try:
+        facts = path.stat()
+        if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):  # reading might never end
+            raise ConfigError(f"{name} cannot be read: it is no file")
+        yield facts.st_size
     except OSError as error:
         kind = Missing if isinstance(error, FileNotFoundError) else ConfigError
         raise kind(f"{name} cannot be read: {error.strerror}") from None
 
 
-def size_of(path: Path, name: str) -> int:
-    """The size of a file that may be opened: ConfigError for a pipe or a device, OSError if there is none."""
-    facts = path.stat()
-    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):  # reading might never end
-        raise ConfigError(f"{name} cannot be read: it is no file")
-    return facts.st_size
-
-
-def read_text(path: Path, name: str = "", most: int = MAX_BYTES) -> str:
+def read_text(path: Path, most: int = MAX_BYTES) -> str:
     """The text of a file in UTF-8, as `read_bytes` reads it."""
     try:
-        return read_bytes(path, name, most).decode()
+        return read_bytes(path, most=most).decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name or path} cannot be read: no UTF-8 at byte {error.start:,}") from None
+        raise ConfigError(f"{path} cannot be read: no UTF-8 at byte {error.start:,}") from None
 
 
 def read_json(path: Path, kind: type[T]) -> T:
