@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
@@ -42,17 +43,23 @@ from rltemplate.run.validation import typed
 ACCEPT = "changes"
 
 
-class _RunState(TypedDict):
-    """The entry `run` of a checkpoint: progress of the observers, and the sizes of the files of lines."""
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """The progress of a run that its observers keep, in the entry `run` of a checkpoint."""
 
     iterations: int
-    before: int
-    looked: bool
-    training_s: float
+    before: int  # environment steps before the last iteration
+    looked: bool  # evaluation and row of the last iteration are written, if due
+    training_s: float  # time spent in iterations since the last log row
     logged_steps: int
+
+
+class _RunState(TypedDict):
+    """The rest of that entry."""
+
     logger: dict[str, Any]
     chain: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-    sizes: dict[str, int]
+    sizes: dict[str, int]  # of the files of lines
 
 
 class _State(TypedDict):
@@ -82,10 +89,12 @@ def find_continuation(job: Job, snapshot: GitRecord) -> Continuation:
     checkpoint = newest_checkpoint(run_dir, notes.append)
     if checkpoint is not None:
         name = str(checkpoint.path)
-        if "sizes" not in typed(checkpoint.state.get("run"), dict[str, Any], name):
+        run = typed(checkpoint.state.get("run"), dict[str, Any], name)
+        if "sizes" not in run:
             raise ConfigError(
                 f"{run_dir.name}: its checkpoints are of an earlier version; resume with that code"
             )
+        typed(run, Progress, name)
         typed(checkpoint.state, _State, name)
         check_networks(config.algo, checkpoint.state, name)
     elif record.status == FINISHED or _nothing_kept(run_dir, config.checkpoint_every):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from rltemplate.envs.envs import Envs
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints
+from rltemplate.run.continuation import Progress
 from rltemplate.run.evaluation import LONGEST_VIDEO, evaluate
 from rltemplate.run.logger import Logger, episode_means
 from rltemplate.run.manifest import list_checkpoints
@@ -36,17 +37,6 @@ from rltemplate.run.video.recorder import VideoRecorder, automatic_renderers
 
 class _CutShort(Exception):
     """An evaluation or a video was given up because the run has been asked to end."""
-
-
-@dataclass
-class Progress:
-    """The progress of a run that its observers keep."""
-
-    iterations: int = 0
-    before: int = 0  # environment steps before the last iteration
-    looked: bool = False  # evaluation and row of the last iteration are written, if due
-    training_s: float = 0.0  # time spent in iterations since the last log row
-    logged_steps: int = 0
 
 
 class Observers:
@@ -80,7 +70,7 @@ class Observers:
             stopping=stopping,
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, logger.message)
-        self._at = Progress()
+        self._at = Progress(iterations=0, before=0, looked=False, training_s=0.0, logged_steps=0)
         self._saved_steps = algorithm.env_steps
 
     @property
