@@ -214,7 +214,7 @@ def test_ctrl_c_is_answered_and_says_if_nothing_is_kept(
     words = ["eval_every=0", f"checkpoint_every={every}"]
     assert run(job_in(tmp_path / "run", configure, *words)) == 130
     assert said == ["SIGINT: the run ends after this iteration; another Ctrl-C ends it at once"]
-    kept = "checkpoint_every=0: nothing was saved, so the run cannot go on from here\n"
+    kept = "checkpoint_every=0: nothing was saved, so the run cannot resume from here\n"
     assert capfd.readouterr().err == ("" if every else kept)
     assert bool(list_checkpoints(tmp_path / "run")) is bool(every)
 

@@ -34,7 +34,8 @@ from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import restore
 from rltemplate.run.job import Job
-from rltemplate.run.trace import Trace, digest
+from rltemplate.run.trace import Trace, TraceWriter, digest
+from rltemplate.train import build_algorithm
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
 # The version of `Request` and of the files: the process may have other code than the process that starts it.
@@ -73,7 +74,7 @@ class _Kept(str):
     log_length: int
 
 
-class Keeper(Trace):
+class Keeper(TraceWriter):
     """A trace that keeps the tensors of one event, and torch's operations until its end.
 
     The trace learns of an event at its end. So operations are logged from the end of the previous event on.

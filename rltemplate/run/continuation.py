@@ -176,7 +176,7 @@ def check_same_run(before: Mapping[str, Any], config: Config, name: str) -> dict
     for key, (old, new) in changed.items():
         if key not in EXECUTION_KEYS and not (key == "total_env_steps" and new > old):
             raise ConfigError(
-                f"{key}={new}: {name} was made with {old}; a run goes on with the configuration that it had"
+                f"{key}={new}: {name} was made with {old}; a run resumes with the configuration that it had"
             )
     return changed
 
@@ -211,7 +211,7 @@ def check_changes(
             how = f" (git worktree add --detach FOLDER {git.ref})" if in_git else ""
             raise ConfigError(
                 f"{name} began with other {what}: {few(names)}\n"
-                f"bring back what it had{how}, or go on all the same with accept={ACCEPT}"
+                f"bring back what it had{how}, or resume all the same with accept={ACCEPT}"
             )
     return changed
 

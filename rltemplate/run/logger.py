@@ -1,7 +1,7 @@
 """From the metrics of iterations to rows on disk and in the sinks, once per log interval.
 
 `metrics.jsonl` is the truth and is written first; every other sink may fail without hurting the run.
-Between two rows nothing is read from the device: tensors are kept, then read in one transfer.
+Between two rows nothing is read from the device: tensors are collected, then read in one transfer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rltemplate.interfaces import IterationResult
 
-# Iterations after which kept tensors are read even if no row is due, to limit memory.
+# Iterations after which collected tensors are read even if no row is due, to limit memory.
 _READ_AT = 1024
 # Values of a row that are no metrics of the algorithm.
 _OF_ROWS = {"env_steps", "wall_time_s", "time/steps_per_second"}
@@ -45,20 +45,20 @@ class Logger:
         self.lines = lines
         self.lines.warn = self.message
         self._begun = time.perf_counter()
-        self._kept: list[Mapping[str, Tensor]] = []  # metrics of iterations, not yet read
+        self._unread: list[Mapping[str, Tensor]] = []  # metrics of iterations
         self._values: dict[str, list[float]] = {}  # read since the last row
         self._episodes: list[Episode] = []
 
     def observe(self, result: IterationResult) -> None:
-        """Keep the metrics of an iteration. Reads no value, so as not to wait for the device."""
+        """Collect the metrics of an iteration. Reads no value, so as not to wait for the device."""
         for name, value in result.metrics.items():
             if getattr(value, "shape", None) != ():
                 raise ValueError(f"metric {name!r} must be a tensor of a single number, got {value!r:.60}")
             if name in _OF_ROWS:
                 raise ValueError(f"metric {name!r} would hide a value of the row; give it another name")
-        self._kept.append(result.metrics)
+        self._unread.append(result.metrics)
         self._episodes.extend(result.episodes)
-        if len(self._kept) >= _READ_AT:
+        if len(self._unread) >= _READ_AT:
             self._read()
 
     def log(self, env_steps: int, extra: Mapping[str, float]) -> None:
@@ -123,16 +123,16 @@ class Logger:
         return round(time.perf_counter() - self._begun, 6)
 
     def _read(self) -> None:
-        """Read all kept metrics with one transfer."""
+        """Read all collected metrics with one transfer."""
         import torch
 
-        kept = [entry for metrics in self._kept for entry in metrics.items()]
-        self._kept = []
+        pairs = [pair for metrics in self._unread for pair in metrics.items()]
+        self._unread = []
         # A metric may have stayed on the CPU while the others are on a GPU.
-        device = next((value.device for _, value in kept if value.device.type != "cpu"), torch.device("cpu"))
-        values = [value.to(device, torch.float64) for _, value in kept]
-        numbers = torch.stack(values).tolist() if kept else []
-        for (name, _), number in zip(kept, numbers, strict=True):
+        device = next((value.device for _, value in pairs if value.device.type != "cpu"), torch.device("cpu"))
+        values = [value.to(device, torch.float64) for _, value in pairs]
+        numbers = torch.stack(values).tolist() if pairs else []
+        for (name, _), number in zip(pairs, numbers, strict=True):
             self._values.setdefault(name, []).append(number)
 
     def _to_sinks(self, call: Callable[[Sink], object]) -> list[object]:

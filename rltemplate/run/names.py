@@ -41,15 +41,15 @@ def _in_files() -> list[tuple[Any, ...]]:
     return [(name, each.get("id"), *(each.get(key) or {} for key in _MADE_WITH)) for name, each in files]
 
 
-def given(overrides: Sequence[str]) -> dict[str, str]:
+def result_overrides(overrides: Sequence[str]) -> dict[str, str]:
     """Keys and values of arguments that may change results, except algorithm, environment and seed."""
-    found = {}
+    values = {}
     for word in sorted(overrides):
         key, _, value = word.lstrip("+").partition("=")
         root = re.split(r"[./]", key)[0]
         if key not in _PLACE and root not in ("hydra", *BOOKKEEPING_KEYS) and key_affects_results(key):
-            found[key] = _plain(unescaped(value.strip("'\"")))
-    return found
+            values[key] = _plain(unescaped(value.strip("'\"")))
+    return values
 
 
 def unescaped(value: str) -> str:
@@ -69,7 +69,7 @@ def differences(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str
     """Differences from the recipe, as `lr=3e-4` and `debug=fast`; `name=` where the user gave a name."""
     if config.get("name"):
         return [f"name={config['name']}"]
-    words = given(overrides)
+    words = result_overrides(overrides)
     if "total_env_steps" in words:  # a resume may have raised it
         words["total_env_steps"] = str(config["total_env_steps"])
     return [f"{short_key(key)}={value}" for key, value in words.items()]

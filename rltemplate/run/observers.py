@@ -31,7 +31,7 @@ from rltemplate.run.continuation import Progress
 from rltemplate.run.evaluation import LONGEST_VIDEO, evaluate
 from rltemplate.run.logger import Logger, episode_means
 from rltemplate.run.manifest import list_checkpoints
-from rltemplate.run.trace import NO_PAST, Trace, first_not_finite
+from rltemplate.run.trace import NO_PAST, TraceWriter, first_not_finite
 from rltemplate.run.video.recorder import VideoRecorder, automatic_renderers
 
 
@@ -52,9 +52,9 @@ class Observers:
         stopping: Callable[[], bool],  # true once the run has been asked to end
         settings: Mapping[str, Any],  # of the libraries, as `switches.read_back` gives them
     ) -> None:
-        self.trace: Trace | None = None
+        self.trace: TraceWriter | None = None
         if config.trace is not TraceDetail.off:
-            self.trace = Trace(run_dir, config.trace.name, config.algo.name)
+            self.trace = TraceWriter(run_dir, config.trace.name, config.algo.name)
             self.trace.lines.warn = logger.message
         attach_probe(algorithm, self.trace or Probe())
         self._config, self._run_dir, self._algorithm = config, run_dir, algorithm
@@ -151,7 +151,7 @@ class Observers:
         if self.complete:
             return
         if not self._config.checkpoint_every:
-            self._logger.message("checkpoint_every=0: nothing was saved, so the run cannot go on from here")
+            self._logger.message("checkpoint_every=0: nothing was saved, so the run cannot resume from here")
         elif self._saved_steps != self._algorithm.env_steps:
             self._save()
 
@@ -178,7 +178,7 @@ class Observers:
         """Raise RunError if the folder was moved or deleted: the run must not make a new one."""
         if not self._run_dir.exists():
             raise RunError(
-                f"{self._run_dir} was moved or deleted under the run; from a new place make resume goes on"
+                f"{self._run_dir} was moved or deleted under the run; make resume continues it in a new place"
             )
 
     def _act(self, obs: np.ndarray) -> np.ndarray:
@@ -212,12 +212,12 @@ class Observers:
 
     def _check_finite(self, result: IterationResult) -> None:
         """Raise RunError for NaN or infinity: all later results would be worthless."""
-        if (found := first_not_finite(self._algorithm, result)) is None:
+        if (problem := first_not_finite(self._algorithm, result)) is None:
             return
         self._log({})
         trace = f"; its fingerprints are the last line of {paths.TRACE}" if self.trace is not None else ""
         raise RunError(
-            f"{found} in iteration {self._at.iterations - 1}, environment steps {self._at.before:,} to "
+            f"{problem} in iteration {self._at.iterations - 1}, environment steps {self._at.before:,} to "
             f"{self._algorithm.env_steps:,}\n{self._last_checkpoint()}{trace}"
         )
 

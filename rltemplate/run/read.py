@@ -64,22 +64,22 @@ def find_run(text: str, runs_dir: Path, key: str = "run") -> Path:
     folder, runs_dir = (Path(os.path.expanduser(path)) for path in (text, runs_dir))  # noqa: PTH111
     if os.path.isfile(folder / paths.RECORD):  # noqa: PTH113 - never raises, as expanduser above
         return folder.absolute()
-    known = {record.parent.name: record.parent for record in runs_dir.glob(f"*/*/{paths.RECORD}")}
-    if wanted not in known and text in ("last", "best"):
-        return _last_or_best(text, list(known.values()), f"{key}={text}: no run under {runs_dir}").absolute()
-    matches = [wanted] if wanted in known else sorted(name for name in known if wanted and wanted in name)
+    runs = {record.parent.name: record.parent for record in runs_dir.glob(f"*/*/{paths.RECORD}")}
+    if wanted not in runs and text in ("last", "best"):
+        return _last_or_best(text, list(runs.values()), f"{key}={text}: no run under {runs_dir}").absolute()
+    matches = [wanted] if wanted in runs else sorted(name for name in runs if wanted and wanted in name)
     if len(matches) == 1:
-        return known[matches[0]].absolute()
+        return runs[matches[0]].absolute()
     if matches:
         problem = f"in the ids of {len(matches)} runs, the last are {', '.join(matches[-3:])}; use more of it"
     elif os.path.exists(folder):  # noqa: PTH110 - never raises
         problem = f"is no run folder, it has no {paths.RECORD}"
     else:
         newest = "expected a run's folder, its id or a part of it"
-        if known:
-            written = {name: (run_dir / paths.RECORD).stat().st_mtime for name, run_dir in known.items()}
+        if runs:
+            written = {name: (run_dir / paths.RECORD).stat().st_mtime for name, run_dir in runs.items()}
             newest = f"the newest is {max(written, key=written.__getitem__)}"
-        problem = f"no such run under {runs_dir}; {nearest(wanted, known.keys()).strip() or newest}"
+        problem = f"no such run under {runs_dir}; {nearest(wanted, runs.keys()).strip() or newest}"
     raise ConfigError(f"{key}={text[:100]}: {problem}")
 
 
@@ -117,12 +117,12 @@ def _last_or_best(text: str, run_dirs: list[Path], none: str) -> Path:
     if not values:
         lacking = "has a readable record" if text == "last" else "has finished with a return"
         raise ConfigError(f"{none} {lacking}")
-    found = max(values, key=lambda run_dir: (values[run_dir], run_dir.name))
+    chosen = max(values, key=lambda run_dir: (values[run_dir], run_dir.name))
     if text == "best":
         groups = ", ".join(sorted({run_dir.parent.name for run_dir in values}))
         among = f"the highest final return of {len(values)} finished runs ({groups})"
-        print(f"note: best is {found.name} with {values[found]:.6g}, {among}", file=sys.stderr)
-    return found
+        print(f"note: best is {chosen.name} with {values[chosen]:.6g}, {among}", file=sys.stderr)
+    return chosen
 
 
 def find_run_dirs(pattern: str) -> list[Path]:
@@ -130,22 +130,22 @@ def find_run_dirs(pattern: str) -> list[Path]:
 
     Raises ConfigError for a part that matches none.
     """
-    found: dict[Path, None] = {}
+    run_dirs: dict[Path, None] = {}
     for part in pattern.split(","):
         matched = _runs_in(part) or _runs_in(f"runs/*/{part}")
         if not matched:
             deeper = next((deep for deep in (f"{part}/*", f"{part}/*/*") if _runs_in(deep)), None)
             hint = f"; did you mean runs='{deeper}'?" if deeper else ""
             raise ConfigError(f"runs={part}: no run folders there{hint}")
-        found |= dict.fromkeys(matched)
-    return list(found)
+        run_dirs |= dict.fromkeys(matched)
+    return list(run_dirs)
 
 
 def _runs_in(pattern: str) -> list[Path]:
     pattern = os.path.expanduser(f"{pattern}/{paths.RECORD}")  # noqa: PTH111 - never raises
     # First as a pattern. If nothing matches, brackets may be parts of names.
-    found = glob.glob(pattern) or glob.glob(pattern.replace("[", "[[]"))  # noqa: PTH207 - absolute ones too
-    return [Path(name).parent for name in sorted(found)]
+    records = glob.glob(pattern) or glob.glob(pattern.replace("[", "[[]"))  # noqa: PTH207 - absolute ones too
+    return [Path(name).parent for name in sorted(records)]
 
 
 def read_metrics(run_dir: Path) -> list[Row]:

@@ -231,7 +231,7 @@ class SweepRecord:
     versions: dict[str, str]  # of packages, at the last start
     snapshot: GitRecord  # of the code, at the last start
     jobs_beside: int = 1  # jobs at once on this machine, at the last start
-    accept: bool = False  # runs may go on with changed code and libraries
+    accept: bool = False  # runs may resume with changed code and libraries
     changed: dict[str, list[str]] = field(default_factory=dict)  # what was accepted at the last start
     status: str = "running"
     end_time: str | None = None

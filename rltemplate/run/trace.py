@@ -99,7 +99,7 @@ def add_item(items: dict[str, Any], item: str, value: Any) -> None:
     items[name] = value
 
 
-class Trace(Probe):
+class TraceWriter(Probe):
     """Writes `trace.jsonl` during a run.
 
     The training loop calls `begin` and `end` around each iteration. Values between two iterations are not of

@@ -265,7 +265,7 @@ class TrainingRun:
         record.resumed = [*record.resumed, part]
         if git.commit is not None and (git.commit, git.left_out()) != (before.commit, before.left_out()):
             record.git = git
-        with in_a_line(f"the run can go on later, but {self._path} cannot be written now", RunError):
+        with in_a_line(f"the run can resume later, but {self._path} cannot be written now", RunError):
             part.notes += cut_back(self._path, continuation)
             record.write(self._path)
             # Last: with a larger total the finished run would otherwise seem to have reached it.

@@ -289,8 +289,8 @@ def _package_files(folder: Path) -> list[Path]:
     files = list[Path]()
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
-        kept = (name for name in sorted(names) if not is_prose(name) and not name.endswith(".pyc"))
-        files += (Path(place, name) for name in kept)
+        counted = (name for name in sorted(names) if not is_prose(name) and not name.endswith(".pyc"))
+        files += (Path(place, name) for name in counted)
         if len(files) > 10 * _MOST_FILES:
             break
     return sorted(files, key=lambda file: file.suffix not in _SOURCES)[:_MOST_FILES]

@@ -27,7 +27,7 @@ from rltemplate.learning.engine import Engine
 from rltemplate.rerun.policy import load_policy
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
-from rltemplate.run.trace import Trace, entries
+from rltemplate.run.trace import Trace, TraceWriter, entries
 from rltemplate.train import build
 
 ENVS = [f"env={path.stem}" for path in sorted((ROOT / "conf" / "env").glob("[A-Z]*.yaml"))]
@@ -105,7 +105,7 @@ def test_compiled_updates_repeat_show_the_same_items_and_are_near_the_plain_ones
         algorithm, _ = build(config)
         start = flat_tensors(algorithm)
         (tmp_path / str(number)).mkdir()
-        trace = Trace(tmp_path / str(number), "step", algo)
+        trace = TraceWriter(tmp_path / str(number), "step", algo)
         attach_probe(algorithm, trace)
         trace.begin(algorithm)
         trace.end(algorithm, algorithm.train_iteration().metrics)

@@ -48,7 +48,7 @@ def flip_entry(state: Any, path: str) -> bool:
     return True
 
 
-class FlippingTrace(trace.Trace):
+class FlippingTrace(trace.TraceWriter):
     """A trace that flips the item that the environment variable names when it is made."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -86,4 +86,4 @@ class FlippingTrace(trace.Trace):
         self.seen += 1
 
 
-trace.Trace = FlippingTrace  # type: ignore[misc]
+trace.TraceWriter = FlippingTrace  # type: ignore[misc]

@@ -21,7 +21,7 @@ from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, see
 from rltemplate.interfaces import Algorithm, ConfigError, attach_probe, replay_of
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import restore
-from rltemplate.run.trace import Trace, digest, entries
+from rltemplate.run.trace import Trace, TraceWriter, digest, entries
 from rltemplate.train import build
 
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
@@ -30,7 +30,7 @@ SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 def digests(algorithm: Algorithm, folder: Path) -> list[str]:
     """The trace of three iterations, every step and update in it, without its chain."""
     folder.mkdir()
-    trace = Trace(folder, "step", "any")
+    trace = TraceWriter(folder, "step", "any")
     attach_probe(algorithm, trace)
     for _ in range(3):
         trace.begin(algorithm)

@@ -35,7 +35,7 @@ from rltemplate.rerun.zoom_report import report
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
-from rltemplate.run.trace import Trace
+from rltemplate.run.trace import Trace, TraceWriter
 from rltemplate.train import build
 
 WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]", "algo.normalize_obs=true"]
@@ -60,7 +60,7 @@ def made(folder: Path, config: Config, planted: Planted = contextlib.nullcontext
     with planted():
         seed_global_rng(config.seed)
         algorithm, _ = build(config)
-        trace = Trace(folder, config.trace.name, config.algo.name)
+        trace = TraceWriter(folder, config.trace.name, config.algo.name)
         attach_probe(algorithm, trace)
         while algorithm.env_steps < config.total_env_steps:
             trace.begin(algorithm)

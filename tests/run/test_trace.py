@@ -20,10 +20,10 @@ from rltemplate.config.project import ALGORITHMS
 from rltemplate.interfaces import attach_probe
 from rltemplate.run.trace import Trace, digest, entries
 from rltemplate.train import build
-from rltemplate.config.algorithms import ALGORITHMS
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.interfaces import IterationResult
-from rltemplate.run.trace import Trace, digest, entries, first_not_finite
-from rltemplate.train import build_algorithm
+from rltemplate.run.trace import TraceWriter, digest, entries, first_not_finite
+from rltemplate.train import build
 
 ENVS = {"ppo": "Hopper"}  # others in conftest.TRIED_IN
 
@@ -37,7 +37,7 @@ def traced(configure: Configure, algo: str, folder: Path, fault: str = "") -> Pa
     with pytest.MonkeyPatch.context() as patch:
         if fault:
             patch.setenv(VARIABLE, fault)
-        trace = Trace(folder, "step", algo)
+        trace = TraceWriter(folder, "step", algo)
         attach_probe(algorithm, trace)
     for _ in range(5):
         trace.begin(algorithm)
@@ -99,7 +99,7 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
     """One entry is flipped between two iterations: its digest differs and no other one."""
     words = small(algo, "algo.hidden_sizes=[8]", env=ENVS.get(algo, TRIED_IN[algo]))
     algorithm, _ = build(configure(*words))
-    trace = Trace(tmp_path, "step", algo)
+    trace = TraceWriter(tmp_path, "step", algo)
     attach_probe(algorithm, trace)
     for _ in range(2):
         begun = [name for name, _ in entries(algorithm.state_dict(), "start")]
@@ -129,7 +129,7 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
 def test_a_damaged_trace_is_kept_and_a_new_one_begins(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text('{"format": "runlab-trace"}\n["items",dam\0ged\n')
     notes: list[str] = []
-    trace = Trace(tmp_path, "iteration", "ppo")
+    trace = TraceWriter(tmp_path, "iteration", "ppo")
     trace.lines.warn = notes.append
     trace.resume(3, "0" * 32)
     assert [path.name for path in tmp_path.iterdir()] == ["trace.old.jsonl"]

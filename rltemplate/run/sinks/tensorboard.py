@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rltemplate.run.names import env_name, given
+from rltemplate.run.names import env_name, result_overrides
 from rltemplate.run.paths import TENSORBOARD
 from rltemplate.run.read import leaves, read_metrics
 from rltemplate.run.sinks.sink import RecordingSink, Row
@@ -63,9 +63,9 @@ class TensorBoardSink(RecordingSink):
     def _hparams(self) -> dict[str, Any]:
         """Seed, learning rates, and the values that differ from the recipe."""
         config, overrides = self.facts.config, self.facts.overrides
-        known, found = dict(leaves(config)), given(overrides)
-        rates = [key for key in known if key.endswith("learning_rate")]
-        values = {key: known.get(key, found.get(key)) for key in ("seed", *rates, *found)}
+        recorded, changed = dict(leaves(config)), result_overrides(overrides)
+        rates = [key for key in recorded if key.endswith("learning_rate")]
+        values = {key: recorded.get(key, changed.get(key)) for key in ("seed", *rates, *changed)}
         values |= {"algo": config["algo"]["name"], "env": env_name(config, overrides)}
         return {k: v if type(v) in (int, float, str) else str(v) for k, v in values.items()}
 
