@@ -70,13 +70,13 @@ class Observers:
             stopping=stopping,
         )
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, logger.message)
-        self._at = Progress(iterations=0, before=0, looked=False, training_s=0.0, logged_steps=0)
+        self._progress = Progress(iterations=0, before=0, looked=False, training_s=0.0, logged_steps=0)
         self._saved_steps = algorithm.env_steps
 
     @property
     def complete(self) -> bool:
         """True if the last iteration of the run was evaluated and logged."""
-        return self._at.looked and self._at_end
+        return self._progress.looked and self._at_end
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
@@ -87,7 +87,7 @@ class Observers:
         others. At a level that promises nothing there is a note, once for each change.
         """
         denormals.keep_in_threads()  # observers load libraries, which may flush denormal numbers to zero
-        self._at.before = self._algorithm.env_steps
+        self._progress.before = self._algorithm.env_steps
         self._check_settings("before")
         if self.trace is not None:
             self.trace.begin(self._algorithm)
@@ -95,14 +95,15 @@ class Observers:
         try:
             yield
         finally:  # also where such a change is the reason of an error
-            self._at.training_s += time.perf_counter() - began
+            self._progress.training_s += time.perf_counter() - began
             self._check_settings("in")
 
     def _check_settings(self, when: str) -> None:
         now = switches.read_back()
         if not (changed := switches.changes(self._settings, now)):
             return
-        place = f"iteration {self._at.iterations}, which began after {self._at.before:,} environment steps"
+        iteration, before = self._progress.iterations, self._progress.before
+        place = f"iteration {iteration}, which began after {before:,} environment steps"
         problem = f"{changed}; the environment or a library has set that {when} {place}"
         if self._promised:
             raise RunError(
@@ -117,19 +118,19 @@ class Observers:
 
         RunError if it is not finite, or if the iteration made no step: then the run would never end.
         """
-        if self._algorithm.env_steps <= self._at.before:
+        if self._algorithm.env_steps <= self._progress.before:
             raise RunError(
                 f"train_iteration() made no step: env_steps is {self._algorithm.env_steps:,} still"
             )
         self._check_folder()
         self._logger.observe(result)
-        self._at.iterations += 1
+        self._progress.iterations += 1
         if self.trace is not None:
             self.trace.end(self._algorithm, result.metrics)
         self._check_finite(result)
-        self._at.looked = False
+        self._progress.looked = False
         try:
-            self._look()
+            self._evaluate_and_log()
         finally:  # an error in an evaluation or a video loses no weights
             if self._due(self._config.checkpoint_every):
                 self._save()
@@ -141,10 +142,10 @@ class Observers:
             self.trace.resume(*((0, NO_PAST) if state is None else (state["iterations"], state["chain"])))
         if state is None:
             return
-        self._at = Progress(**{each.name: state[each.name] for each in fields(Progress)})
+        self._progress = Progress(**{each.name: state[each.name] for each in fields(Progress)})
         self._logger.load_state_dict(state["logger"])
-        if not self._at.looked:  # the last evaluation was cut short
-            self._look()
+        if not self._progress.looked:  # the last evaluation was cut short
+            self._evaluate_and_log()
 
     def finish(self) -> None:
         """Save a run that ends early. Its unfinished row is kept for the resume."""
@@ -161,16 +162,17 @@ class Observers:
 
     def _due(self, every: int) -> bool:
         """True if a multiple of `every` was passed in the last iteration, and at the end of the run."""
-        return every > 0 and (self._at_end or self._algorithm.env_steps // every > self._at.before // every)
+        before, steps = self._progress.before, self._algorithm.env_steps
+        return every > 0 and (self._at_end or steps // every > before // every)
 
-    def _look(self) -> None:
+    def _evaluate_and_log(self) -> None:
         """Evaluate, log and film, each if it is due."""
         with contextlib.suppress(_CutShort):
             evaluation = self._evaluate() if self._due(self._config.eval_every) else {}
             self._check_folder()
             if evaluation or self._at_end or self._due(self._config.log_every):
                 self._log(evaluation)
-            self._at.looked = True
+            self._progress.looked = True
             if self._due(self._config.video_every):
                 self._film()
 
@@ -206,8 +208,8 @@ class Observers:
     def _log(self, evaluation: dict[str, float]) -> None:
         steps = self._algorithm.env_steps
         # The speed of training alone; the time of observers shows in wall_time_s.
-        speed = (steps - self._at.logged_steps) / max(self._at.training_s, 1e-9)
-        self._at.training_s, self._at.logged_steps = 0.0, steps
+        speed = (steps - self._progress.logged_steps) / max(self._progress.training_s, 1e-9)
+        self._progress.training_s, self._progress.logged_steps = 0.0, steps
         self._logger.log(steps, {**evaluation, "time/steps_per_second": speed})
 
     def _check_finite(self, result: IterationResult) -> None:
@@ -216,9 +218,10 @@ class Observers:
             return
         self._log({})
         trace = f"; its fingerprints are the last line of {paths.TRACE}" if self.trace is not None else ""
+        steps = f"{self._progress.before:,} to {self._algorithm.env_steps:,}"
         raise RunError(
-            f"{problem} in iteration {self._at.iterations - 1}, environment steps {self._at.before:,} to "
-            f"{self._algorithm.env_steps:,}\n{self._last_checkpoint()}{trace}"
+            f"{problem} in iteration {self._progress.iterations - 1}, environment steps {steps}\n"
+            f"{self._last_checkpoint()}{trace}"
         )
 
     def _last_checkpoint(self) -> str:
@@ -238,7 +241,7 @@ class Observers:
             if self.trace is not None:
                 sizes[paths.TRACE] = self.trace.lines.sync()
             logger = self._logger.state_dict()
-            state["run"] = {**asdict(self._at), "logger": logger, "chain": chain, "sizes": sizes}
+            state["run"] = {**asdict(self._progress), "logger": logger, "chain": chain, "sizes": sizes}
             self._checkpoints.save(steps, state, replay_of(algorithm))
             self._saved_steps = steps
         except OSError as error:

@@ -53,7 +53,7 @@ class UsedCode:
     outside: dict[str, str] = field(default_factory=dict)
 
     def joined(self, other: UsedCode) -> UsedCode:
-        """This and what another part of the run used besides."""
+        """The code of this and of another part of a run."""
         files = sorted({*self.files, *other.files})
         return UsedCode(files=files, outside=other.outside | self.outside)
 

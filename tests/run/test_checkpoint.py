@@ -73,10 +73,10 @@ def test_the_newest_stay_and_come_back_as_they_were(tmp_path: Path) -> None:
     # By number, and not in the order of their names.
     ours = ["step_100.json", "step_100.pt", "step_20.json", "step_20.pt"]
     assert files(tmp_path) == [*ours, "step_best.json"]
-    found = newest_checkpoint(tmp_path, print)
-    assert found is not None
-    assert found.config == {"seed": 1}
-    assert torch.equal(found.state["net"], state(100)["net"])
+    newest = newest_checkpoint(tmp_path, print)
+    assert newest is not None
+    assert newest.config == {"seed": 1}
+    assert torch.equal(newest.state["net"], state(100)["net"])
     assert newest_checkpoint(tmp_path / "nowhere", print) is None
 
 
@@ -99,9 +99,9 @@ def test_chunks_hold_what_a_checkpoint_needs_and_go_with_the_last_that_does(tmp_
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, name: str) -> None:
     folder, passed = two_checkpoints(tmp_path), list[str]()
     (folder / name).unlink()
-    found = newest_checkpoint(tmp_path, passed.append)
-    assert found is not None
-    assert found.state["env_steps"] == 20
+    newest = newest_checkpoint(tmp_path, passed.append)
+    assert newest is not None
+    assert newest.state["env_steps"] == 20
     assert name in passed[0]
     (folder / "step_20.pt").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"no checkpoint of .* is whole"):
@@ -225,8 +225,8 @@ def test_a_checkpoint_counts_though_an_older_one_cannot_be_removed(
     why = f"{tmp_path}/checkpoints/step_20.json cannot be removed: Operation not permitted"
     assert notes == [f"step_60.pt is written, but {why}"]
     # Whatever it needs stays with it, and the one that can be removed goes.
-    kept = [path.name for path in list_checkpoints(tmp_path)]
-    assert kept == ["step_20.pt", "step_60.pt"]
+    names = [path.name for path in list_checkpoints(tmp_path)]
+    assert names == ["step_20.pt", "step_60.pt"]
     assert all(map(load_checkpoint, list_checkpoints(tmp_path)))
 
 
@@ -249,12 +249,12 @@ def test_a_kill_at_any_step_of_a_write_leaves_a_whole_one(tmp_path: Path) -> Non
                 os._exit(0)
         killed = os.waitpid(child, 0)[1] == signal.SIGKILL
         partial += any(name.endswith(".tmp") for name in files(run_dir))
-        found = newest_checkpoint(run_dir, pytest.fail)
-        assert found is not None
-        steps = found.state["env_steps"]
+        newest = newest_checkpoint(run_dir, pytest.fail)
+        assert newest is not None
+        steps = newest.state["env_steps"]
         assert steps == 40 if moment == 0 else steps >= 40
-        assert torch.equal(found.state["net"], state(steps)["net"])
-        assert loaded(found, max(0, steps - CAPACITY), steps) == list(range(max(0, steps - CAPACITY), steps))
+        assert torch.equal(newest.state["net"], state(steps)["net"])
+        assert loaded(newest, max(0, steps - CAPACITY), steps) == list(range(max(0, steps - CAPACITY), steps))
         Checkpoints(run_dir, {}, keep=1).save(200, state(200), None)
         assert files(run_dir) == ["step_200.json", "step_200.pt"]
         if not killed:

@@ -127,8 +127,8 @@ def test_a_failing_sink_is_reported_once_and_switched_off(
         logger.log(step, {"m": 1.0})
     logger.video(Path("v.mp4"), 5)
     logger.close("finished", 7)
-    (((said,), _),) = console.note.call_args_list
-    assert re.fullmatch(f"Mock is switched off: {shown}", said)
+    (((message,), _),) = console.note.call_args_list
+    assert re.fullmatch(f"Mock is switched off: {shown}", message)
     bad.close.assert_called_once_with("failed", {})
     for sink in (console, other):
         status, final = sink.close.call_args.args
@@ -151,8 +151,8 @@ def test_a_full_disk_loses_no_row(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     writer.close()
-    told, over = notes
-    assert told.startswith(f"{path} cannot be written (")
+    waiting, over = notes
+    assert waiting.startswith(f"{path} cannot be written (")
     assert over == f"{path} can be written again, no line is lost"
     assert [row["env_steps"] for row in read(path)] == list(range(100))
 

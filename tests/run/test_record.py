@@ -38,10 +38,10 @@ def test_a_record_is_read_as_it_was_written_in_strict_json(tmp_path: Path) -> No
     FULL.write(tmp_path)
     assert "NaN" not in (tmp_path / RECORD).read_text()
     assert [path.name for path in tmp_path.iterdir()] == [RECORD]
-    found = RunRecord.read(tmp_path)
-    assert found.final_metrics == {"eval/return": 1.5, "loss/value": None}
-    found.final_metrics = FULL.final_metrics
-    assert found == FULL
+    again = RunRecord.read(tmp_path)
+    assert again.final_metrics == {"eval/return": 1.5, "loss/value": None}
+    again.final_metrics = FULL.final_metrics
+    assert again == FULL
 
 
 def test_older_records_are_read_with_defaults(tmp_path: Path) -> None:

@@ -112,9 +112,9 @@ def test_a_level_that_promises_nothing_goes_on_with_a_note(
 ) -> None:
     running_with(monkeypatch, ACTS["precision"][0])
     assert run(job_in(tmp_path / "run", configure, "eval_every=0")) == 0
-    told = capfd.readouterr().err
-    assert told.count("float32_matmul_precision was highest and is medium") == 1
-    assert told.count("; the environment or a library has set that in iteration ") == 1
+    errors = capfd.readouterr().err
+    assert errors.count("float32_matmul_precision was highest and is medium") == 1
+    assert errors.count("; the environment or a library has set that in iteration ") == 1
 
 
 def test_what_an_evaluation_changes_is_found_before_the_next_iteration(

@@ -80,13 +80,13 @@ def test_one_flipped_bit_is_named_with_iteration_index_and_item(
     if algo not in undisturbed:
         undisturbed[algo] = traced(configure, algo, tmp_path / "plain")
     other = traced(configure, algo, tmp_path / "flipped", fault=fault)
-    found = first_difference(open_trace(undisturbed[algo], ""), open_trace(other, ""))
-    assert found is not None
+    difference = first_difference(open_trace(undisturbed[algo], ""), open_trace(other, ""))
+    assert difference is not None
     item, _, place = fault.partition("@")
     iteration, _, index = place.partition(":")
-    assert (found.iteration, found.item.partition("#")[0]) == (int(iteration), item)
+    assert (difference.iteration, difference.item.partition("#")[0]) == (int(iteration), item)
     if (expected := EVENTS.get(fault, int(index or 0))) is not None:
-        assert found.index == expected
+        assert difference.index == expected
     lines = [(run / "trace.jsonl").read_text().splitlines() for run in (undisturbed[algo], other)]
     chains = [[json.loads(line)[-1] for line in each if line.startswith('["iter')] for each in lines]
     assert [a == b for a, b in zip(*chains, strict=True)] == [i < int(iteration) for i in range(5)]
@@ -120,8 +120,8 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
         state = {key: value for key, value in algorithm.state_dict().items() if key != "envs"}
         assert flip_entry(state, name.removeprefix("/"))
         algorithm.load_state_dict(state)
-        found = shown()
-        assert [item for item in plain if found[item] != plain[item]] == [name]
+        changed = shown()
+        assert [item for item in plain if changed[item] != plain[item]] == [name]
         algorithm.load_state_dict(before)
     algorithm.close()
 

@@ -149,12 +149,12 @@ def test_links_within_a_run_folder_are_no_harm_and_pipes_are(own: Own) -> None:
 
 
 def append(path: Path) -> None:
-    lines, said = LineFile(path), list[str]()
-    lines.warn = said.append
+    lines, warnings = LineFile(path), list[str]()
+    lines.warn = warnings.append
     lines.write("a line")
     lines.close()
-    if said:
-        raise OSError(said[0])
+    if warnings:
+        raise OSError(warnings[0])
 
 
 @pytest.mark.parametrize("write", [append, lambda path: cut_file(path, 0), lambda path: lock(path.parent)])

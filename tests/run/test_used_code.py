@@ -49,12 +49,12 @@ def repo(tmp_path: Path) -> Path:
 
 def modules(**files: Path) -> dict[str, types.ModuleType]:
     """Modules with these files, by name; `__` stands for a dot."""
-    found = {}
+    built = {}
     for name, file in files.items():
         module = types.ModuleType(name.replace("__", "."))
         module.__file__ = str(file)
-        found[module.__name__] = module
-    return found
+        built[module.__name__] = module
+    return built
 
 
 def watch(repo: Path) -> CodeWatch:
@@ -87,10 +87,10 @@ def test_modules_of_the_snapshot_are_files_and_others_are_outside(
         alias=Path(str(sys.modules["numpy.random"].__file__)),  # by another name, such as distutils
         program=cache / "program.so",  # of torch's compiler
     )
-    found = watch(repo).used(imported | {"odd": "no module"})
-    assert found.files == ["env.py", "fast.so", "pack/__init__.py", "pack/deep.py"]
+    used = watch(repo).used(imported | {"odd": "no module"})
+    assert used.files == ["env.py", "fast.so", "pack/__init__.py", "pack/deep.py"]
     outside = "copied front ignored linked pack.made plain space.inside"
-    assert [*found.outside] == outside.split()
+    assert [*used.outside] == outside.split()
 
 
 def json_file() -> str:
@@ -163,11 +163,11 @@ def test_opened_files_of_the_repository_are_noted_unless_a_run_wrote_them(
     for wrong in (repo / "nowhere", repo / "pack"):
         with pytest.raises(OSError, match=wrong.name):
             wrong.read_bytes()
-    found = looked.used({})
-    assert found.files == ["env.py", "levels.csv"]
-    assert [*found.outside] == ["data/big.npz"]
+    used = looked.used({})
+    assert used.files == ["env.py", "levels.csv"]
+    assert [*used.outside] == ["data/big.npz"]
     write(repo / "data" / "big.npz", text="x = 2\n")
-    assert [*outside_changes(found, digests_now(repo / "pack", found))] == ["data/big.npz"]
+    assert [*outside_changes(used, digests_now(repo / "pack", used))] == ["data/big.npz"]
     assert watch(repo).used({}) == UsedCode()
     everywhere = CodeWatch(repo, take_snapshot(repo), aside=[repo])  # with runs_dir=.
     (repo / "levels.csv").read_bytes()
@@ -185,15 +185,15 @@ def test_a_module_of_a_submodule_is_a_file_and_one_of_a_repository_in_the_work_t
     git(repo, "add", "lib")
     git(repo, "commit", "-qm", "a submodule", "--", "lib")
     imported = modules(**{name: repo / name / name / "__init__.py" for name in ("lib", "nested")})
-    found = watch(repo).used(imported)
-    assert (found.files, [*found.outside]) == (["lib/lib/__init__.py"], ["nested"])
-    assert code_rule(found.files)("lib")
+    used = watch(repo).used(imported)
+    assert (used.files, [*used.outside]) == (["lib/lib/__init__.py"], ["nested"])
+    assert code_rule(used.files)("lib")
 
 
 def test_without_git_the_files_of_the_project_are_named(tmp_path: Path) -> None:
     write(tmp_path / "env.py")
-    found = watch(tmp_path).used(modules(env=tmp_path / "env.py"))
-    assert found == UsedCode(files=["env.py"])
+    used = watch(tmp_path).used(modules(env=tmp_path / "env.py"))
+    assert used == UsedCode(files=["env.py"])
 
 
 def record_of(repo: Path, *files: str, **outside: str) -> RunRecord:
@@ -210,8 +210,8 @@ def test_a_resume_compares_what_either_part_of_the_run_used(
     def check(*used: str, accept: bool = False, **outside: str) -> dict[str, Any]:
         now, part = take_snapshot(repo), ResumedPart()
         part.changed |= check_changes("it", record.git, {}, now, accept, [record.used])
-        found = UsedCode(files=[*used], outside=outside or {"pack": "1"})
-        check_used(Continuation(record, part, None), now, found, accept)
+        present = UsedCode(files=[*used], outside=outside or {"pack": "1"})
+        check_used(Continuation(record, part, None), now, present, accept)
         return part.changed
 
     write(repo / "notes.txt", repo / "Dockerfile", repo / "figure.png", repo / "pack" / "a.py", text="new\n")
@@ -295,6 +295,6 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     assert "the run began with other code: helper" in resume(128, 2)
     train(4, "r4")
     assert seeds("r2", "r3", "r4") == [[2], [3], [4]]
-    told = command("diff", f"a={tmp_path / 'r2'}", f"b={tmp_path / 'r4'}", "code=full")
-    assert told.endswith("1 thing differs: code (helper (outside of the repository))\n")
-    assert "helper (outside of the repository)  " in told
+    output = command("diff", f"a={tmp_path / 'r2'}", f"b={tmp_path / 'r4'}", "code=full")
+    assert output.endswith("1 thing differs: code (helper (outside of the repository))\n")
+    assert "helper (outside of the repository)  " in output

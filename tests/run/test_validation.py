@@ -69,8 +69,8 @@ class _Facts:
 
 
 def test_types_are_those_of_a_dataclass_and_nothing_is_converted() -> None:
-    found = typed({"name": "x", "share": 1, "later": [1]}, _Facts, "a file")
-    assert (found, type(found.share)) == (_Facts(name="x", share=1.0), float)
+    facts = typed({"name": "x", "share": 1, "later": [1]}, _Facts, "a file")
+    assert (facts, type(facts.share)) == (_Facts(name="x", share=1.0), float)
     wrong: list[Any] = [{}, [], 5, {"name": 5}, {"name": "x", "count": True}, {"name": "x", "count": 1.0}]
     wrong += [{"name": "x", "count": "1"}, {"name": "x", "share": "1"}, {"name": "x", "of": {"y": [1]}}]
     for values in wrong:
