@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from importlib.machinery import ModuleSpec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -65,17 +64,16 @@ def check_folder(run_dir: Path, trust: bool = False) -> None:
     may be a link, such as `checkpoints` to a larger disk.
     """
     top = os.path.realpath(run_dir)
-    for folder, *names in os.walk(run_dir):
-        for path in (Path(folder, name) for name in chain(*names)):
-            if not path.is_symlink():
-                if not (path.is_file() or path.is_dir()):
-                    raise ConfigError(f"{path} is no file, and nothing that a run writes; remove it")
-            elif path.parent == run_dir or not path.resolve().is_relative_to(top):
-                if trust and path.is_dir():
-                    continue
-                leads = f"{path} is a link to {path.readlink()}"
-                cure = "; trust=true writes there" if path.is_dir() else ""
-                raise ConfigError(f"{leads}, and a run writes into its own folder only{cure}")
+    for path in run_dir.rglob("*"):
+        if not path.is_symlink():
+            if not (path.is_file() or path.is_dir()):
+                raise ConfigError(f"{path} is no file, and nothing that a run writes; remove it")
+        elif path.parent == run_dir or not Path(os.path.realpath(path)).is_relative_to(top):
+            if trust and path.is_dir():
+                continue
+            leads = f"{path} is a link to {path.readlink()}"
+            cure = "; trust=true writes there" if path.is_dir() else ""
+            raise ConfigError(f"{leads}, and a run writes into its own folder only{cure}")
 
 
 def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> Iterator[str]:
