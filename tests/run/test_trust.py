@@ -1,9 +1,8 @@
-"""Run folders of other people: what they may name, and where a run that goes on in one may write."""
+"""Run folders of other people: what they may name, and where a run that resumes in one may write."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from rltemplate.config.schema import Config
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch import resume
 from rltemplate.run import paths, trust
-from rltemplate.run.files import LineFile, cut_file, lock, replace_text
 from rltemplate.run.git.snapshot import commit_run, take_snapshot
 from rltemplate.run.job import Job, resume_job
 from rltemplate.run.record import RunRecord
@@ -147,35 +145,3 @@ def test_links_within_a_run_folder_are_no_harm_and_pipes_are(own: Own) -> None:
     os.mkfifo(own.run_dir / paths.OLD_TRACE)
     with pytest.raises(ConfigError, match="is no file"):
         resume_job(own.run_dir, [])
-
-
-def append(path: Path) -> None:
-    lines, warnings = LineFile(path), list[str]()
-    lines.warn = warnings.append
-    lines.write("a line")
-    lines.close()
-    if warnings:
-        raise OSError(warnings[0])
-
-
-@pytest.mark.parametrize("write", [append, lambda path: cut_file(path, 0), lambda path: lock(path.parent)])
-def test_no_file_of_a_run_is_written_through_a_link(write: Callable[[Path], object], tmp_path: Path) -> None:
-    outside, folder = tmp_path / "outside", tmp_path / "run"
-    folder.mkdir()
-    outside.write_text("kept")
-    path = folder / paths.LOCK
-    path.symlink_to(outside)
-    with pytest.raises((OSError, ConfigError), match="symbolic links"):
-        write(path)
-    assert outside.read_text() == "kept"
-    path.unlink()
-    path.write_text("x")
-    write(path)
-
-
-def test_a_planted_link_in_the_place_of_a_new_file_is_not_followed(tmp_path: Path) -> None:
-    outside, path = tmp_path / "outside", tmp_path / paths.RECORD
-    outside.write_text("kept")
-    (tmp_path / f".{path.name}.{os.getpid()}.tmp").symlink_to(outside)
-    replace_text(path, ["new"])
-    assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("kept", "new", False)
