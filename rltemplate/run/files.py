@@ -133,12 +133,16 @@ def move_in_place(written: Path, path: Path) -> None:
     flush_folder(path.parent)
 
 
-def make_durable_folder(path: Path) -> None:
-    """Make a folder and its missing parents, so that they survive a power failure."""
+def make_durable_folder(path: Path) -> list[Path]:
+    """Make a folder and its missing parents, so that they survive a power failure.
+
+    Returns the new folders, each before the one around it.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         flush_folder(folder.parent)
+    return missing
 
 
 def flush_folder(folder: Path) -> None:

@@ -134,10 +134,11 @@ class TrainingRun:
         """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
         if self._job.resume:
             self._unlock = lock(self._path)
-        text = self._job.snapshot
-        # The ref of a sweep's snapshot belongs to the sweep, and a run must not remove it.
-        shared = None if text is None else json.loads(text) | {"ref": None, "commit": None}
-        self._git = snapshot.take_snapshot(PROJECT) if shared is None else GitRecord(**shared)
+        if self._job.snapshot is None:
+            self._git = snapshot.take_snapshot(PROJECT)
+        else:
+            # The ref of a sweep's snapshot belongs to the sweep, and a run must not remove it.
+            self._git = GitRecord(**json.loads(self._job.snapshot) | {"ref": None, "commit": None})
         if self._job.resume:
             self._continuation = find_continuation(self._job, self._git)
         runs_dir = Path(self.config.runs_dir).expanduser()
@@ -214,9 +215,8 @@ class TrainingRun:
     def _begin(self, facts: DeterminismFacts) -> RunRecord:
         """Make the folder of a new run, and record it. If the disk refuses that, nothing is left."""
         job, path = self._job, self._path
-        new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         with in_a_line(f"run_dir={path} cannot be made"):
-            make_durable_folder(path)
+            new_folders = make_durable_folder(path)
         if any(each.name != paths.LOCK for each in path.iterdir()):
             raise ConfigError(f"run_dir={path}: is not empty; a run needs a folder of its own")
         self._unlock = lock(path)
