@@ -34,8 +34,7 @@ from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import restore
 from rltemplate.run.job import Job
-from rltemplate.run.trace import Trace, TraceWriter, digest
-from rltemplate.train import build_algorithm
+from rltemplate.run.trace import TraceWriter, digest
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
 # The version of `Request` and of the files: the process may have other code than the process that starts it.

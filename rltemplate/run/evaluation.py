@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rltemplate.envs.codec import Codec
 from rltemplate.envs.global_rng import own_global_rng
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import Episode
+from rltemplate.interfaces import Codec, Episode
 
 if TYPE_CHECKING:
     import gymnasium as gym

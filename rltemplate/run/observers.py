@@ -19,11 +19,17 @@ from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config, TraceDetail
 from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.checks import promised
-from rltemplate.envs.global_rng import global_rng_state, own_global_rng
+from rltemplate.envs.global_rng import global_rng_state
 from rltemplate.envs.make import make_env
-from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import Algorithm, Codec, Environments, Episode, IterationResult, Probe, RunError, attach_probe, replay_of
-from rltemplate.envs.envs import Envs
+from rltemplate.interfaces import (
+    Algorithm,
+    Environments,
+    IterationResult,
+    Probe,
+    RunError,
+    attach_probe,
+    replay_of,
+)
 from rltemplate.rng import env_seeds
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoints

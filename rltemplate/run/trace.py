@@ -26,8 +26,7 @@ from typing import Any, Literal
 import msgspec
 import xxhash
 
-from rltemplate.interfaces import Algorithm, Probe, replay_of
-from rltemplate.interfaces import Algorithm, IterationResult, Probe
+from rltemplate.interfaces import Algorithm, IterationResult, Probe, replay_of
 from rltemplate.run import paths
 from rltemplate.run.files import LineFile
 from rltemplate.run.record import TraceFacts

@@ -27,7 +27,7 @@ from rltemplate.learning.engine import Engine
 from rltemplate.rerun.policy import load_policy
 from rltemplate.run.checkpoint import Checkpoints
 from rltemplate.run.paths import CONFIG, TRACE
-from rltemplate.run.trace import Trace, TraceWriter, entries
+from rltemplate.run.trace import TraceWriter, entries
 from rltemplate.train import build
 
 ENVS = [f"env={path.stem}" for path in sorted((ROOT / "conf" / "env").glob("[A-Z]*.yaml"))]

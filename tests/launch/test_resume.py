@@ -21,7 +21,7 @@ from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, see
 from rltemplate.interfaces import Algorithm, ConfigError, attach_probe, replay_of
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import restore
-from rltemplate.run.trace import Trace, TraceWriter, digest, entries
+from rltemplate.run.trace import TraceWriter, digest, entries
 from rltemplate.train import build
 
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]

@@ -35,7 +35,7 @@ from rltemplate.rerun.zoom_report import report
 from rltemplate.run.job import JOB_VARIABLE, Job
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.record import RunRecord
-from rltemplate.run.trace import Trace, TraceWriter
+from rltemplate.run.trace import TraceWriter
 from rltemplate.train import build
 
 WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]", "algo.normalize_obs=true"]

@@ -18,10 +18,8 @@ from rltemplate.determinism.switches import use_blas_threads
 from rltemplate.envs.make import Repetition
 from rltemplate.interfaces import ConfigError, RunError
 from rltemplate.launch.worker import run
-from rltemplate.run.manifest import list_checkpoints
-from rltemplate.run.observers import evaluate
 from rltemplate.run.evaluation import evaluate
-from rltemplate.train import run
+from rltemplate.run.manifest import list_checkpoints
 
 _FESETROUND = ctypes.CDLL(None).fesetround
 _UPWARD = 0x800  # FE_UPWARD of x86

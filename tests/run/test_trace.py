@@ -17,11 +17,7 @@ from flipped_bits import VARIABLE, flip_entry, flipped
 
 from rltemplate.analysis.traces import first_difference, open_trace
 from rltemplate.config.project import ALGORITHMS
-from rltemplate.interfaces import attach_probe
-from rltemplate.run.trace import Trace, digest, entries
-from rltemplate.train import build
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.interfaces import IterationResult
+from rltemplate.interfaces import IterationResult, attach_probe
 from rltemplate.run.trace import TraceWriter, digest, entries, first_not_finite
 from rltemplate.train import build
 

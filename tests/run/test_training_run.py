@@ -80,7 +80,7 @@ def test_each_step_of_the_end_happens_in_order_and_the_first_error_is_raised(
             training.find_checkpoint()
             training.algorithm = ending.algorithm
             training.begin(ending.algorithm, DeterminismFacts())
-            training.observe(ending.algorithm, envs, lambda: False)  # type: ignore[arg-type]
+            training.observe(ending.algorithm, envs, lambda: False)
             ending.fail("run")
     except RunError as error:
         problem = str(error)
