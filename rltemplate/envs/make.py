@@ -176,6 +176,8 @@ def repeats(config: EnvConfig) -> Repetition:
 
     Halfway and at the end both are reset without a seed, whether their episodes are over or not: there an
     environment may take numbers from the operating system, and its episodes may be longer than the trial.
+    A difference that no step of the trial meets is missed: in one trial of fifty, two random maps of
+    FrozenLake are alike wherever it walks.
     """
     from rltemplate.envs.global_rng import own_global_rng  # imports torch, which other callers do without
 

@@ -202,21 +202,6 @@ def test_a_wrapper_that_cannot_be_had_is_refused(changes: dict[str, Any], words:
     assert str(refusal.value).count("\n") == (words == REPEATS)
 
 
-@pytest.mark.parametrize(
-    ("env_id", "changes", "same"),
-    [
-        ("CartPole-v1", {}, True),
-        ("CartPole-v1", {"training_wrappers": {"test_envs:Counts": {"hidden": "generator"}}}, False),
-        ("FrozenLake-v1", {"kwargs": {"desc": None, "map_name": "4x4"}}, True),
-        ("FrozenLake-v1", {"kwargs": {"desc": None, "map_name": None}}, False),  # another map in each
-    ],
-)
-def test_an_environment_that_does_not_repeat_is_found(
-    env_id: str, changes: dict[str, Any], same: bool
-) -> None:
-    assert repeats(env_config(env_id, **changes)).holds is same
-
-
 LONG = 0x3243F6A8885A308D  # a seed of 63 bits
 
 
@@ -226,6 +211,7 @@ class Peculiar(gym.Env[Any, Any]):
     def __init__(self, kind: str = "", render_mode: str | None = None) -> None:
         self.kind, self.resets = kind, 0
         self.make_spaces(2)
+        self.goal = np.random.default_rng().uniform() if kind == "drawn when made" else 0.0
 
     def make_spaces(self, num: int) -> None:
         self.observation_space, self.action_space = spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(num)
@@ -243,7 +229,7 @@ class Peculiar(gym.Env[Any, Any]):
         if self.kind in ("anew", "another space"):
             self.make_spaces(2 if self.kind == "anew" else 2 + self.resets)
         self.t = 0
-        obs = np.array([getattr(self, "own", self.np_random).uniform()], np.float32)
+        obs = np.array([getattr(self, "own", self.np_random).uniform() + self.goal], np.float32)
         return obs if self.kind == "reset of old" else (obs, {})
 
     def step(self, action: Any) -> Any:
@@ -296,12 +282,26 @@ def test_what_shows_in_the_first_steps_is_refused_before_a_run(kind: str, words:
     assert str(refusal.value).count(peculiar(kind).id) == 1
 
 
-@pytest.mark.parametrize(("kind", "holds"), [("entropy", False), ("anew", True), ("old generator", True)])
+@pytest.mark.parametrize(
+    ("kind", "holds", "with_seeds"),
+    [
+        ("entropy", False, True),
+        ("drawn when made", False, False),  # as a random map of FrozenLake
+        ("anew", True, True),
+        ("old generator", True, True),
+    ],
+)
 def test_the_trial_of_repeat_also_resets_without_a_seed_and_uses_its_own_space(
-    kind: str, holds: bool
+    kind: str, holds: bool, with_seeds: bool
 ) -> None:
     assert repeats(peculiar(kind)).holds is holds
-    assert repeats(seeded_episodes(peculiar(kind))).holds
+    assert repeats(seeded_episodes(peculiar(kind))).holds is with_seeds
+
+
+@pytest.mark.parametrize("hidden", ["", "generator"])
+def test_the_trial_of_repeat_is_made_with_the_wrappers_of_training(hidden: str) -> None:
+    wrappers = {"test_envs:Counts": {"hidden": hidden}}
+    assert repeats(env_config("CartPole-v1", training_wrappers=wrappers)).holds is (hidden == "")
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("", 63), ("old generator", 32), ("int of C", 31)])
