@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from conftest import SHRUNK, git, program, run, run_train
+from conftest import SHRUNK, RecordedRun, git, program, run, run_train
 
 from rltemplate.analysis.compare import compare_runs
 from rltemplate.interfaces import ConfigError
@@ -158,9 +158,18 @@ def test_long_lists_are_cut_in_the_text() -> None:
     assert "  and 488 more items differ; --json lists them all" in lines
 
 
-def test_recorded_code_of_another_version_is_named(runs: Runs, tmp_path: Path) -> None:
-    b, project = Path(shutil.copytree(runs.flipped, tmp_path / "copy")), tmp_path / "project"
-    git(tmp_path, "clone", "-q", str(runs.project), str(project))
+def other_trace(recorded_run: RecordedRun, folder: Path) -> Path:
+    """A copy of a recorded run whose trace has another digest in its fourth iteration."""
+    copy = Path(shutil.copytree(recorded_run.run_dir, folder))
+    text = (copy / "trace.jsonl").read_text()
+    text = re.sub(r'(\["iteration",3,\d+,"\w+)\w{16}"', rf'\g<1>{"0" * 16}"', text)
+    (copy / "trace.jsonl").write_text(text)
+    return copy
+
+
+def test_recorded_code_of_another_version_is_named(recorded_run: RecordedRun, tmp_path: Path) -> None:
+    b, project = other_trace(recorded_run, tmp_path / "copy"), tmp_path / "project"
+    git(tmp_path, "clone", "-q", str(recorded_run.project), str(project))
     replay = project / "rltemplate" / "rerun" / "replay.py"
     replay.write_text(re.sub(r"(?m)^FORM = \d+$", "FORM = 0", replay.read_text()))
     git(project, "commit", "-qam", "another form")
@@ -168,16 +177,17 @@ def test_recorded_code_of_another_version_is_named(runs: Runs, tmp_path: Path) -
     record = RunRecord.read(b)
     replace(record, git=replace(record.git, commit=head, dirty=True)).write(b)
     with pytest.raises(ConfigError, match=f"commit {head[:12]}: this code is of another version"):
-        zoom_in(compare_runs(b, runs.plain), project=project)
+        zoom_in(compare_runs(b, recorded_run.run_dir), project=project)
 
 
-def test_a_damaged_checkpoint_is_named(runs: Runs, tmp_path: Path) -> None:
-    damaged = Path(shutil.copytree(runs.plain, tmp_path / "copy"))
+def test_a_damaged_checkpoint_is_named(recorded_run: RecordedRun, tmp_path: Path) -> None:
+    whole, damaged = recorded_run.run_dir, other_trace(recorded_run, tmp_path / "copy")
+    project = Path(shutil.copytree(recorded_run.project, tmp_path / "project"))
     path = damaged / "checkpoints" / "step_64.pt"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"step_64\.pt is damaged"):
-        runs.zoom(damaged, runs.flipped)
+        zoom_in(compare_runs(damaged, whole), project)
     # Only what both have and what lies before the divergence.
-    assert [zoom._common_start([damaged, runs.plain], steps) for steps in (95, 31)] == [64, None]
-    arguments = compare.Args(a=str(runs.plain), b=str(runs.plain), zoom=True)
+    assert [zoom._common_start([damaged, whole], steps) for steps in (95, 31)] == [64, None]
+    arguments = compare.Args(a=str(whole), b=str(whole), zoom=True)
     assert compare.main(arguments) == 0  # identical, so there is nothing to zoom in on
