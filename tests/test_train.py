@@ -27,7 +27,6 @@ from conftest import (
     newest_state,
     record,
     rows,
-    run_train,
     small,
 )
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -66,6 +65,12 @@ EVERYWHERE = {"episode/return", "episode/length", "eval/return", "eval/length"}
 EVERYWHERE |= {"optim/learning_rate"}
 
 
+def keep_exit_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts back after a test what W&B replaces."""
+    for name in ("exit", "excepthook"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+
+
 def learned(run_dir: Path, number: int = -1) -> list[str]:
     """Names and digests of all that a checkpoint holds, but of where the observers stand."""
     state = load_checkpoint(list_checkpoints(run_dir)[number]).state
@@ -73,14 +78,16 @@ def learned(run_dir: Path, number: int = -1) -> list[str]:
     return [name + digest(value) for name, value in entries(state, "")]
 
 
-@pytest.mark.parametrize(
-    "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in SHORT if name != "ppo")]
-)
-def test_observers_change_no_bit_of_training(fork: Path, tmp_path: Path, algo: str) -> None:
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_observers_change_no_bit_of_training(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
+) -> None:
     """Everything on against everything off; an earlier checkpoint shows that the comparison can fail."""
+    keep_exit_hooks(monkeypatch)
     observed, alone = tmp_path / "on", tmp_path / "off"
     for run_dir, words in {observed: OBSERVED, alone: UNOBSERVED}.items():
-        run_train(fork, tmp_path, *SHORT[algo], *words, f"run_dir={run_dir}", status=0)
+        config = configure(*SHORT[algo], "determinism=fast", *words)
+        assert run(replace(job_in(run_dir, configure), config=config)) == 0
     assert learned(observed) == learned(alone) != learned(observed, -2)
     assert (observed / paths.TRACE).read_text() == (alone / paths.TRACE).read_text()
     assert len(list((observed / paths.VIDEOS).glob("step_*.mp4"))) == 2
@@ -149,9 +156,8 @@ def test_a_run_that_was_ended_by_its_environment_is_no_success(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(STEP, lambda *_: end())
-    for name in ("exit", "excepthook"):  # put back after W&B has replaced them, as in a run that it logs
-        monkeypatch.setattr(sys, name, getattr(sys, name))
-    ExitHooks().hook()
+    keep_exit_hooks(monkeypatch)
+    ExitHooks().hook()  # as in a run that W&B logs
     monkeypatch.setenv(JOB_VARIABLE, job_in(tmp_path / "run", configure, "eval_every=0").to_json())
     assert main() == 1
     said = capfd.readouterr().err.splitlines()[-1].removeprefix("error: ")
