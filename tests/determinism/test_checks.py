@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TRIED_IN, Configure, rows, run_train, small
+from conftest import TRIED_IN, Configure, run_train, small
 from gymnasium.envs.toy_text import frozen_lake
 from torch import Tensor, nn
 
@@ -223,22 +223,6 @@ def test_elementary_functions_agree_with_torch(name: str) -> None:
         warnings.simplefilter("error")  # infinities are no errors
         x = torch.tensor([-torch.inf, -1.0, 0.0, 200.0, torch.inf, torch.nan])
         agree(lambda: [function(x)], "blas", 1e-8, rtol=1e-5)
-
-
-@pytest.mark.parametrize("level", ["invariant", "profile", "repeat"])
-def test_the_first_ratio_is_exactly_one_above_repeat(level: str, fork: Path, tmp_path: Path) -> None:
-    """Rollouts with two rows, updates with other numbers of rows."""
-    words = (
-        "algo=ppo env=CartPole env.num_envs=2 algo.num_steps=64 algo.num_minibatches=2 total_env_steps=640"
-    )
-    words += f" log_every=1 eval_every=0 logger=none video_every=0 num_threads=2 determinism={level}"
-    # Two threads that wait for each other by spinning take minutes where another program has their core.
-    done = run_train(fork, tmp_path, *words.split(), "run_dir=run", OMP_WAIT_POLICY="PASSIVE")
-    if "this machine cannot be x86-avx2" in done.stderr:
-        pytest.skip("this machine does not have the profile's instructions")
-    assert done.returncode == 0, done.stderr
-    errors = {row["policy/first_ratio_max_error"] for row in rows(tmp_path / "run")}
-    assert (errors == {0.0}) == (level != "repeat")
 
 
 def test_a_run_is_refused_where_its_level_does_not_hold(fork: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_every_perturbation_reached_its_process(repeat: Certificate) -> None:
     [("invariant", ["repeats", "rows"], "rows"), ("profile", ["golden", "repeats", "rows"], "golden")],
 )
 def test_a_level_holds_with_other_threads_and_rows_in_groups_and_not_without_its_switches(
-    prove_it: Prove, level: str, checks: list[str], failing: str
+    prove_it: Prove, repeat: Certificate, level: str, checks: list[str], failing: str
 ) -> None:
     found = prove_it(f"determinism={level}")
     assert found.verdict == "holds", found.sentence
@@ -128,7 +128,8 @@ def test_a_level_holds_with_other_threads_and_rows_in_groups_and_not_without_its
     for name, values in (("torch_num_threads", [1, 2]), ("row_groups", [0, 7])):
         assert [RunRecord.read(Path(run.run_dir)).determinism.settings[name] for run in found.runs] == values
     assert {name: each["holds"] for name, each in found.checks.items()} == dict.fromkeys(checks, True)
-    assert [run.ratio for run in found.runs] == [0.0, 0.0]
+    # Rollouts with two rows, updates with eight.
+    assert [run.ratio for run in found.runs] == [0.0, 0.0] != [run.ratio for run in repeat.runs[:2]]
     assert found.inverse[failing]
 
 
