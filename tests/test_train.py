@@ -22,6 +22,7 @@ from conftest import (
     RECORDED,
     Configure,
     RecordedRun,
+    differences,
     git,
     job_in,
     newest_state,
@@ -355,10 +356,15 @@ def test_a_full_disk_costs_a_note_and_at_either_end_of_a_run_an_error(
 
     monkeypatch.setattr(Checkpoints, "save", now_and_then)
     problem = "could not be written, No space left on device; the last checkpoint is step_"
+    words = ["eval_every=0", "checkpoint_every=32", "trace=step"]
+    job = job_in(tmp_path / "run", configure, *words)
     with pytest.raises(RunError, match=f"after 256 steps {problem}224"):
-        run(job_in(tmp_path / "run", configure, "eval_every=0", "checkpoint_every=32"))
+        run(job)
     assert f"after 64 steps {problem}32" in capfd.readouterr().err
     assert record(tmp_path / "run")["status"] == "failed"
+    monkeypatch.setattr(Checkpoints, "save", save)
+    assert run(replace(job, resume=True)) == run(job_in(tmp_path / "alone", configure, *words)) == 0
+    assert differences(tmp_path / "run", tmp_path / "alone") == []
     monkeypatch.setattr(RunRecord, "write", full)
     with pytest.raises(RunError, match="No space left on device; nothing was begun"):
         run(job_in(tmp_path / "new" / "run", configure))
@@ -407,12 +413,9 @@ def test_compiling_is_refused_without_a_compiler(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    job, said = (
-        job_in(tmp_path / "run", configure, "compile=true"),
-        r"a C\+\+ compiler or Python's headers are",
-    )
-    with pytest.raises(ConfigError, match=rf"^compile=true: {said} missing .*; use compile=false$"):
-        run(job)
+    lacking = r"^compile=true: a C\+\+ compiler or Python's headers are missing .*; use compile=false$"
+    with pytest.raises(ConfigError, match=lacking):
+        run(job_in(tmp_path / "run", configure, "compile=true"))
 
 
 def test_auto_goes_on_without_the_compiler_and_true_ends_with_the_cause(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,11 +74,7 @@ def assert_same(run_dir: Path, straight: Path) -> None:
 
 @pytest.mark.parametrize(
     ("algo", "damaged"),
-    [
-        ("ppo", False),
-        *(pytest.param(name, False, marks=pytest.mark.long) for name in WORK if name != "ppo"),
-        pytest.param("sac", True, marks=pytest.mark.long),
-    ],
+    [("ppo", False), *(pytest.param(name, True, marks=pytest.mark.long) for name in WORK if name != "ppo")],
 )
 def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     fork: Path, start: Start, made: Made, tmp_path: Path, algo: str, damaged: bool
@@ -333,64 +327,3 @@ def test_a_run_that_saves_nothing_starts_again_only_if_it_has_shown_nothing(
     (run_dir / paths.METRICS).unlink()
     assert not only_begins_anew(run_dir)
     assert find_continuation(job, GitRecord()).checkpoint is None
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 6 MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", folder]).returncode != 0:
-        pytest.skip("mounting needs root")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(ballast: Path) -> None:
-    """Take all the space that there is."""
-    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(1 << 12)):
-            continue
-
-
-@pytest.mark.long
-def test_a_disk_that_is_full_for_a_while_costs_nothing_and_one_that_stays_full_no_checkpoint(
-    start: Start, made: Made, small_disk: Path
-) -> None:
-    """Lines wait in memory, checkpoints for the next time, and the run becomes what it would have been."""
-    run_dir, ballast = small_disk / "run", small_disk / "ballast"
-    (small_disk / "old").mkdir()
-    # Every step in the trace, so that no room that a file system keeps for a file suffices.
-    words = [*WORK["ppo"], "trace=step", "logger.tensorboard=false"]
-    begun = start("train", *words, f"run_dir={run_dir}")
-    begun.until(saved(run_dir, 480))
-    begun.process.send_signal(signal.SIGSTOP)
-    fill(ballast)
-    begun.process.send_signal(signal.SIGCONT)
-    begun.until(lambda: "could not be written" in begun.said and "lines wait in memory" in begun.said)
-    begun.process.send_signal(signal.SIGSTOP)
-    good = list_checkpoints(run_dir)[-1]
-    assert f"No space left on device; the last checkpoint is {good.name}" in begun.said
-    load_checkpoint(good)
-    ballast.unlink()
-    begun.process.send_signal(signal.SIGCONT)
-    begun.until(lambda: "no line is lost" in begun.said)
-    begun.until(saved(run_dir, 2400))
-    fill(ballast)
-    begun.end(1)
-    last = begun.said.strip().splitlines()[-1]
-    assert last.startswith("error: ")
-    assert "No space left on device" in last
-    # A new run gets nothing, and leaves the folder that was there.
-    refused = start("train", *words, f"run_dir={small_disk / 'old' / 'new' / 'run'}", status=1)
-    assert "No space left on device; nothing was begun" in refused.said
-    assert not list((small_disk / "old").iterdir())
-    ballast.unlink()
-    start("resume", f"run={run_dir}", status=0)
-    assert "Traceback" not in begun.said + refused.said
-    assert not list(run_dir.glob("checkpoints/.*.tmp"))
-    assert differences(run_dir, made("ppo")) == [paths.TRACE, "checkpoint/run/chain"]  # of every step
-    lines = (run_dir / paths.TRACE).read_text().splitlines()
-    ends = [json.loads(line)[1] for line in lines if line.startswith('["iteration"')]
-    assert ends == list(range(150))
-    assert sum(line.startswith('["step"') for line in lines) == 150 * 16
