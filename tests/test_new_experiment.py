@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
-from conftest import copy_project, run
+from conftest import ROOT, copy_project, run
+
+from rltemplate.interfaces import ConfigError
 
 
 def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path) -> None:
@@ -32,9 +37,24 @@ def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path
     assert changed == recipe
     assert "is there already" in answer("new_experiment.py", "name=mine", *pair)
     assert path.read_text().startswith(head)
-    assert "name=../x: expected letters" in answer("new_experiment.py", "name=../x")
-    assert "name=null: expected letters" in answer("new_experiment.py", "name=null")
-    assert "an experiment has one of each" in answer("new_experiment.py", "name=other", "algo=ppo,sac")
-    assert "continuous actions" in answer("new_experiment.py", "name=other", "algo=sac", "env=CartPole")
-    assert "did you mean Hopper" in answer("new_experiment.py", "name=other", "env=Hoper")
-    assert not (project / "conf/experiment/other.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"name": "../x"}, "name=../x: expected letters"),
+        ({"name": "null"}, "name=null: expected letters"),
+        ({"algo": "ppo,sac"}, "an experiment has one of each"),
+        ({"algo": "sac", "env": "CartPole"}, "continuous actions"),
+        ({"env": "Hoper"}, "did you mean Hopper"),
+    ],
+)
+def test_what_cannot_become_an_experiment_is_refused(
+    words: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "new_experiment.py"))
+    monkeypatch.setitem(script["write"].__globals__, "CONF", tmp_path)
+    (tmp_path / "experiment").mkdir()
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        script["write"](script["Args"](**{"name": "other", **words}))
+    assert not [*(tmp_path / "experiment").iterdir()]
