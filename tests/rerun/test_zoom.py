@@ -132,14 +132,21 @@ def test_other_values_of_the_configuration_are_found_where_they_are_used(runs: R
     assert "so it was a condition or a setting that differed" in " ".join(report(lengths).split())
 
 
+def other_trace(recorded_run: RecordedRun, folder: Path) -> Path:
+    """A copy of a recorded run whose trace has another digest in its fourth iteration."""
+    copy = Path(shutil.copytree(recorded_run.run_dir, folder))
+    text = (copy / "trace.jsonl").read_text()
+    text = re.sub(r'(\["iteration",3,\d+,"\w+)\w{16}"', rf'\g<1>{"0" * 16}"', text)
+    (copy / "trace.jsonl").write_text(text)
+    return copy
+
+
 @pytest.mark.long
-def test_a_run_that_does_not_repeat_is_said_to(runs: Runs, tmp_path: Path) -> None:
-    a, b = runs.plain, Path(shutil.copytree(runs.plain, tmp_path / "copy"))
-    text = (b / "trace.jsonl").read_text()
-    text = re.sub(r'(\["iteration",1,\d+,"\w+)\w{16}"', rf'\g<1>{"0" * 16}"', text)
-    (b / "trace.jsonl").write_text(text)
+def test_a_run_that_does_not_repeat_is_said_to(recorded_run: RecordedRun, tmp_path: Path) -> None:
+    a, b = recorded_run.run_dir, other_trace(recorded_run, tmp_path / "copy")
+    project = Path(shutil.copytree(recorded_run.project, tmp_path / "project"))
     with pytest.raises(ConfigError) as error:
-        runs.zoom(a, b)
+        zoom_in(compare_runs(a, b), project)
     first, advice = str(error.value).splitlines()
     assert re.match(
         "b: cannot be run again here with commit .*: it first differs from its own record in", first
@@ -156,15 +163,6 @@ def test_long_lists_are_cut_in_the_text() -> None:
     assert max(map(len, lines)) < 250
     assert any(line.startswith("  equal  equal/0, ") and line.endswith(" and 488 more") for line in lines)
     assert "  and 488 more items differ; --json lists them all" in lines
-
-
-def other_trace(recorded_run: RecordedRun, folder: Path) -> Path:
-    """A copy of a recorded run whose trace has another digest in its fourth iteration."""
-    copy = Path(shutil.copytree(recorded_run.run_dir, folder))
-    text = (copy / "trace.jsonl").read_text()
-    text = re.sub(r'(\["iteration",3,\d+,"\w+)\w{16}"', rf'\g<1>{"0" * 16}"', text)
-    (copy / "trace.jsonl").write_text(text)
-    return copy
 
 
 def test_recorded_code_of_another_version_is_named(recorded_run: RecordedRun, tmp_path: Path) -> None:
