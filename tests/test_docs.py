@@ -19,7 +19,7 @@ from rltemplate.interfaces import ConfigError
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"(?:^(<!-- .* -->)\n)?^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 REASON = re.compile(r"<!-- not run: \S.* -->")
-SLOW = {"evaluate", "film", "report", "reproduce", "zoom=true"}
+SLOW = {"film", "report"}
 
 
 def commands(text: str) -> Iterator[str]:
@@ -134,7 +134,6 @@ def test_items_of_the_trace_that_a_page_explains_are_fields_of_results() -> None
     assert len(names) > 10
 
 
-@pytest.mark.long
 def test_the_site_is_built_without_a_broken_link_and_asks_no_other_machine(tmp_path: Path) -> None:
     for name in "mkdocs.yml", "docs", "scripts":
         run(tmp_path, "cp", "-r", str(ROOT / name), ".", status=0)

@@ -306,19 +306,17 @@ def test_code_from_elsewhere_needs_trust(place: Place, recorded: tuple[Path, Pat
 def test_a_ref_must_hold_the_code_that_it_names(place: Place, recorded: tuple[Path, Path]) -> None:
     """And its own id, which becomes a part of paths."""
     commit, empty = place.outcome()["git"]["commit"], git(place.clone, "mktree").strip()
-    for name, parent in (("without", []), ("on-top", ["-p", commit])):
-        bare = git(place.clone, "commit-tree", empty, *parent, "-m", "no code").strip()
-        git(place.clone, "update-ref", f"refs/runs/{name}", bare)
-        record = snapshot.GitRecord(ref=f"refs/runs/{name}", commit=bare)
-        outcome = json.dumps(place.outcome() | {"id": name})
+    without, on_top = (
+        git(place.clone, "commit-tree", empty, *parent, "-m", "no code").strip()
+        for parent in ([], ["-p", commit])
+    )
+    nowhere = {"git": place.outcome()["git"] | {"commit": "1" * 40, "dirty": False}}
+    for name, top, facts in ("without", without, {}), ("on-top", on_top, {}), ("absent", commit, nowhere):
+        git(place.clone, "update-ref", f"refs/runs/{name}", top)
+        record = snapshot.GitRecord(ref=f"refs/runs/{name}", commit=top)
+        outcome = json.dumps(place.outcome() | {"id": name, **facts})
         assert snapshot.commit_outcome(place.clone, record, outcome, {}) is None
         assert "does not hold the code that it names" in place.refused(name)
-    facts = place.outcome()["git"] | {"commit": "1" * 40, "dirty": False}
-    outcome = json.dumps(place.outcome() | {"id": "absent", "git": facts})
-    git(place.clone, "update-ref", "refs/runs/absent", commit)
-    record = snapshot.GitRecord(ref="refs/runs/absent", commit=commit)
-    assert snapshot.commit_outcome(place.clone, record, outcome, {}) is None
-    assert "does not hold the code that it names" in place.refused("absent")
     assert "says that it is the run other" in place.refused(place.told("one", id="other"))
     assert "is damaged" in place.refused(place.told("two", id="../../../x"))
     run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / "three"))
