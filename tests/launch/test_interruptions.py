@@ -14,7 +14,21 @@ from pathlib import Path
 import power_failure
 import pytest
 import yaml
-from conftest import FAULTS, RecordedRun, Start, Started, differences, git, plain, record, rows, small, until
+from conftest import (
+    FAULTS,
+    Configure,
+    RecordedRun,
+    Start,
+    Started,
+    differences,
+    git,
+    job_in,
+    plain,
+    record,
+    rows,
+    small,
+    until,
+)
 
 from rltemplate.analysis.traces import ITERATION, open_trace
 from rltemplate.config.project import ALGORITHMS
@@ -29,6 +43,7 @@ from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import resume_job
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.record import RunRecord
+from rltemplate.train import run
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 TOTAL = {"ppo": 4800}  # environment steps
@@ -195,14 +210,16 @@ def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(start: Start, tmp_
     assert load_checkpoint(list_checkpoints(run_dir)[-1]).state["env_steps"] == 2000
 
 
-@pytest.mark.long
-def test_a_larger_total_goes_on_with_a_finished_run(start: Start, tmp_path: Path) -> None:
+def test_a_larger_total_goes_on_with_a_finished_run(configure: Configure, tmp_path: Path) -> None:
     """With a constant rate it is the run that was meant to be longer from the start."""
     short, long = tmp_path / "short", tmp_path / "long"
-    words = ["train", *small("ppo", *OBSERVED), "algo.learning_rate_schedule=constant", "logger=none"]
-    start(*words, "total_env_steps=1920", f"run_dir={long}", status=0)
-    start(*words, "total_env_steps=960", f"run_dir={short}", status=0)
-    start("resume", f"run={short}", "total_env_steps=1920", status=0)
+    for run_dir, total in (long, 1920), (short, 960):
+        words = [*OBSERVED, "algo.learning_rate_schedule=constant", f"total_env_steps={total}"]
+        job = job_in(run_dir, configure, *words)
+        assert run(job) == 0
+    resumed = resume_job(short, [], total_env_steps=1920, snapshot=job.snapshot)
+    assert resumed is not None
+    assert run(resumed) == 0
     assert (short / paths.TRACE).read_bytes() == (long / paths.TRACE).read_bytes()
     (part,) = record(short)["resumed"]
     assert part["changed"] == {"total_env_steps": [960, 1920]}

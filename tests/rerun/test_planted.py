@@ -100,13 +100,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str
 
 # Algorithm, a value of the configuration or a bit flipped at `item@iteration:number`, the item to be named
 # (of a flipped bit its own), and further words.
-DAILY = [  # one of each kind
+CASES: list[Any] = [
     ("ppo", "start/return_norm/num_rows@1", "", ""),
     ("sac", "draw/replay@1:3", "", ""),
     ("ppo", "algo.gamma=0.5", "scaled_reward", ""),
     ("ppo", "next_obs@1:3", "", "trace=step"),
-]
-OTHERS = [
     ("ppo", "advantage@1", "", ""),
     ("ppo", "algo.hidden_sizes=[9]", "start/net/mu", ""),
     ("ppo", "+env.kwargs.g=9.0", "next_obs", ""),
@@ -115,14 +113,11 @@ OTHERS = [
     ("sac", "algo.target_entropy=-3.0", "actor_metrics", ""),
     ("sac", "algo.batch_size=9", "draw/replay", ""),
     ("sac", "critic/mu@2:5", "", "trace=step"),
-    ("sac", "algo.tau=0.5", "target", "trace=step compile=true"),
+    pytest.param("sac", "algo.tau=0.5", "target", "trace=step compile=true", marks=pytest.mark.long),
 ]
 
 
-@pytest.mark.parametrize(
-    ("algo", "difference", "item", "words"),
-    [*DAILY, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
-)
+@pytest.mark.parametrize(("algo", "difference", "item", "words"), CASES)
 def test_what_was_planted_is_named(
     configure: Configure,
     tmp_path: Path,
