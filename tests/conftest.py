@@ -62,17 +62,17 @@ TRIED_IN = {name: "CartPole" if entry.needs_discrete else "Pendulum" for name, e
 
 def plain(words: Sequence[str]) -> list[str]:
     """The words of a run that is the same on every machine and not compiled, where `words` say nothing."""
-    given = {word.partition("=")[0] for word in words}
+    keys = {word.partition("=")[0] for word in words}
     words = ("num_threads=1", "compile=false", "env.num_workers=0", f"device={DEVICE}")
-    return [word for word in words if word.partition("=")[0] not in given]
+    return [word for word in words if word.partition("=")[0] not in keys]
 
 
 def small(algo: str, *words: str, env: str | None = None) -> list[str]:
     """Words for a small run of an algorithm; of those about `algo.` only the ones that it has."""
     keys = {f"algo.{spec.name}" for spec in dataclasses.fields(ALGORITHMS[algo].config)}
-    known = [word for word in words if not word.startswith("algo.") or word.partition("=")[0] in keys]
+    own = [word for word in words if not word.startswith("algo.") or word.partition("=")[0] in keys]
     env = env or ("CartPole" if algo == "ppo" else TRIED_IN[algo])
-    return [f"algo={algo}", f"env={env}", *SHRUNK[algo], *plain(known), *known]
+    return [f"algo={algo}", f"env={env}", *SHRUNK[algo], *plain(own), *own]
 
 
 Configure = Callable[..., Config]
@@ -158,8 +158,8 @@ def environment(**more: str) -> dict[str, str]:
     """This process's environment without settings of W&B, Python and git, and more variables."""
     # What git hands to its hooks would lead to another repository.
     dropped = ("WANDB", "PYTHON", "GIT_")
-    kept = "GIT_CONFIG_"
-    clean = {k: v for k, v in os.environ.items() if k.startswith(kept) or not k.startswith(dropped)}
+    of_git = "GIT_CONFIG_"
+    clean = {k: v for k, v in os.environ.items() if k.startswith(of_git) or not k.startswith(dropped)}
     return {**clean, "PYTHONPATH": FAULTS, **more}
 
 
@@ -197,8 +197,8 @@ class Started:
             line[1] = f"PYTHONPATH={project}:{more.get('PYTHONPATH', FAULTS)}"
         before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets all that tests start ignore it
         with log.open("wb") as out:
-            told: dict[str, Any] = {"cwd": cwd, "env": environment(**more), "stdout": out, "stderr": out}
-            self.process = subprocess.Popen([*line, *words], **told, start_new_session=True)
+            options: dict[str, Any] = {"cwd": cwd, "env": environment(**more), "stdout": out, "stderr": out}
+            self.process = subprocess.Popen([*line, *words], **options, start_new_session=True)
         signal.signal(signal.SIGHUP, before)
 
     @property
@@ -218,13 +218,13 @@ class Started:
     def kill(self) -> int:
         """Kill the process and all that stay in its session; the number of them."""
         listed = subprocess.run(["pgrep", "-s", f"{self.process.pid}"], capture_output=True, check=False)
-        found = [int(pid) for pid in listed.stdout.split()]
-        for pid in found:
+        pids = [int(pid) for pid in listed.stdout.split()]
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        until(lambda: not any(map(alive, found)))
+        until(lambda: not any(map(alive, pids)))
         self.process.wait()
-        return len(found)
+        return len(pids)
 
 
 Start = Callable[..., Started]
@@ -237,10 +237,10 @@ def start(fork: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) 
     Nothing of it outlives the test.
     """
     started: list[Started] = []
-    said = tmp_path_factory.mktemp("said")
+    logs = tmp_path_factory.mktemp("said")
 
     def begin(command: str, *words: str, status: int | None = None, **more: str) -> Started:
-        started.append(Started(fork, tmp_path, said / f"{len(started)}.log", command, *words, **more))
+        started.append(Started(fork, tmp_path, logs / f"{len(started)}.log", command, *words, **more))
         if status is not None:
             started[-1].end(status)
         return started[-1]
@@ -354,15 +354,15 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def differences(a: Path, b: Path) -> list[str]:
     """Files of two ended runs and places in their newest checkpoints that are not the same, but for times."""
-    found = [paths.METRICS] * (rows(a) != rows(b))
-    found += [paths.TRACE] * ((a / paths.TRACE).read_bytes() != (b / paths.TRACE).read_bytes())
+    places = [paths.METRICS] * (rows(a) != rows(b))
+    places += [paths.TRACE] * ((a / paths.TRACE).read_bytes() != (b / paths.TRACE).read_bytes())
     states = newest_state(a), newest_state(b)
     for state in states:
         del state["run"]["training_s"], state["run"]["logger"], state["run"]["sizes"]  # clocks, also in rows
     first, second = (
         {place: digest(value) for place, value in entries(state, "checkpoint")} for state in states
     )
-    return found + [place for place in {**first, **second} if first.get(place) != second.get(place)]
+    return places + [place for place in {**first, **second} if first.get(place) != second.get(place)]
 
 
 def write_video(path: Path, shade: int = 0, frames: int = 3) -> None:

@@ -16,8 +16,8 @@ from bench.works import GPU, PARTS, WORKS, Job, jobs
 from rltemplate.config.cli.preflight import preflight
 
 
-def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **given: Any) -> Job:
-    return Job(part="peers", work=work, contender=contender, **given)
+def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **values: Any) -> Job:
+    return Job(part="peers", work=work, contender=contender, **values)
 
 
 def test_every_job_of_this_project_is_a_configuration_that_trains() -> None:
@@ -25,8 +25,8 @@ def test_every_job_of_this_project_is_a_configuration_that_trains() -> None:
     words = {(job.work, job.overrides) for job in made if job.overrides}
     assert len(words) > 15
     for work, overrides in words:
-        given = dict(word.partition("=")[::2] for word in [*WORKS[work].overrides(), *overrides])
-        plan = preflight([f"{key}={value}" for key, value in given.items()])
+        values = dict(word.partition("=")[::2] for word in [*WORKS[work].overrides(), *overrides])
+        plan = preflight([f"{key}={value}" for key, value in values.items()])
         assert plan.configs[0].algo.name == WORKS[work].algo
 
 

@@ -60,8 +60,8 @@ def run_command(command: str, project: Path) -> None:
         return
     if words[0] == "make" and words[1] != "help":
         flags = [flag for word in words if word.startswith("ARGS=") for flag in shlex.split(word[5:])]
-        given = [{"json=1": "--json"}.get(word, word) for word in words[2:] if not word.startswith("ARGS=")]
-        words = [*program(project, words[1]), *given, *flags]
+        args = [{"json=1": "--json"}.get(word, word) for word in words[2:] if not word.startswith("ARGS=")]
+        words = [*program(project, words[1]), *args, *flags]
     else:
         words = ["sh", "-c", command]
     run(project, *words, status=0)
@@ -97,26 +97,26 @@ def accidents(page: str) -> list[str]:
 
     Numbers of a list begin with 1; everything else follows an empty line, or a line of its kind.
     """
-    found, numbers, before = [], dict[int, int](), ""
+    accidental, numbers, before = [], dict[int, int](), ""
     for line in re.sub(r"^( *)```.*?^ *```$", "", page, flags=re.MULTILINE | re.DOTALL).splitlines():
         indent, text = len(line) - len(line.lstrip()), line.strip()
         numbers = {at: number for at, number in numbers.items() if at <= indent or not text}
         if item := re.match(r"(\d+)[.)](?: |$)", text):
             if int(item[1]) not in [1] * (not before) + [numbers[at] + 1 for at in numbers if at == indent]:
-                found.append(line)
+                accidental.append(line)
             numbers[indent] = int(item[1])
         kind = re.match(r"#{1,6} |>|[-+] |[-+=]+$", text)
         if kind and before and not before.startswith((kind[0], "<!--")):
-            found.append(line)
+            accidental.append(line)
         before = text
-    return found
+    return accidental
 
 
 def test_no_line_of_a_page_becomes_a_list_or_a_heading_by_accident() -> None:
     listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "*.md").splitlines()
     assert len(listed) > 20
-    found = {name: accidents((ROOT / name).read_text()) for name in listed}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    accidental = {name: accidents((ROOT / name).read_text()) for name in listed}
+    assert {name: lines for name, lines in accidental.items() if lines} == {}
     wrapped = "* Seeds end between 245 and\n  {} The fifth\n  ends at 3.\n"
     for start in ("276.", "3)", "-", "+", "# 4:", "> 5", "2.", "1."):
         assert accidents(wrapped.format(start)) == [f"  {start} The fifth"]
@@ -143,11 +143,11 @@ def test_the_site_is_built_without_a_broken_link_and_asks_no_other_machine(tmp_p
     loaded = re.compile(
         r"""<(?:script|img|iframe)[^>]*\ssrc="?(https?:[^" >]+)|<link[^>]*href="?(https?:[^" >]+)"""
     )
-    assert {found for text in pages.values() for found in loaded.findall(text)} == set()
+    assert {addresses for text in pages.values() for addresses in loaded.findall(text)} == set()
     assert any("https://example.org/source/CONTRIBUTING.md" in text for text in pages.values())
     with (tmp_path / "docs" / "index.md").open("a") as file:
         file.write("\n[gone](commands.md#nowhere)\n[gone](stories/gone.md)\n")
     done = run(tmp_path, *build, status=1)
-    told = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     for text in ("anchor '#nowhere'", "'stories/gone.md'", "Aborted with 2 warnings"):
-        assert text in told, told
+        assert text in output, output

@@ -99,8 +99,8 @@ def test_what_packages_bring_trains_and_a_sink_gets_every_row(
     words = [word for word in small("ppo") if not word.startswith(("algo=", "env=", "env.num_envs="))]
     words[words.index("algo.num_steps=16")] = "algo.num_steps=4"
     words += ["algo=own", "env=Brought-v0", "logger.sinks.csv.file=table.csv", *QUIET]
-    told = run_train(fork, tmp_path, *words, status=0, PYTHONPATH=brought)
-    assert "note: algo=broken: own_package.nowhere:BROKEN cannot be loaded" in told.stderr
+    done = run_train(fork, tmp_path, *words, status=0, PYTHONPATH=brought)
+    assert "note: algo=broken: own_package.nowhere:BROKEN cannot be loaded" in done.stderr
     config = (tmp_path / "run/config.yaml").read_text()
     assert "name: own" in config
     assert "num_envs: 8" in config  # from the file of the algorithm

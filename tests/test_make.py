@@ -118,8 +118,8 @@ def fresh(tmp_path: Path) -> Checkout:
         shutil.copy(ROOT / name, folder / name)
     tools.mkdir()
     for tool in TOOLS.split():
-        if found := shutil.which(tool):
-            (tools / tool).symlink_to(found)
+        if path := shutil.which(tool):
+            (tools / tool).symlink_to(path)
     checkout = Checkout(folder, tools)
     checkout.pip_does(":")
     return checkout
@@ -301,11 +301,11 @@ def test_an_install_that_was_killed_is_made_anew_and_another_make_waits_for_it(f
 
 
 def test_clean_keeps_runs_and_the_environment(ready: Checkout) -> None:
-    kept, gone = ready.folder / "runs/a/__pycache__", ready.folder / "scripts/__pycache__"
-    for folder in (kept, gone):
+    in_runs, in_scripts = ready.folder / "runs/a/__pycache__", ready.folder / "scripts/__pycache__"
+    for folder in (in_runs, in_scripts):
         folder.mkdir(parents=True)
     ready.make("clean")
-    assert (kept.exists(), gone.exists()) == (True, False)
+    assert (in_runs.exists(), in_scripts.exists()) == (True, False)
 
 
 def test_hooks_and_the_lock_fulfil_the_project() -> None:

@@ -20,11 +20,11 @@ RESULTS = ROOT / "results"
 
 def tables(text: str) -> dict[str, list[str]]:
     """The rows of each Markdown table, by its first line; tables with the same first line are one."""
-    found: dict[str, list[str]] = {}
+    by_head: dict[str, list[str]] = {}
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         head, _, *rows = table.splitlines()
-        found.setdefault(head, []).extend(rows)
-    return found
+        by_head.setdefault(head, []).extend(rows)
+    return by_head
 
 
 # A fork may have another README, or no results.

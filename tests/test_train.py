@@ -161,11 +161,11 @@ def test_a_run_that_was_ended_by_its_environment_is_no_success(
     ExitHooks().hook()  # as in a run that W&B logs
     monkeypatch.setenv(JOB_VARIABLE, job_in(tmp_path / "run", configure, "eval_every=0").to_json())
     assert main() == 1
-    said = capfd.readouterr().err.splitlines()[-1].removeprefix("error: ")
-    assert said.startswith(f"{__file__}, line ")
-    assert said.endswith("ended the process, status 0")
+    output = capfd.readouterr().err.splitlines()[-1].removeprefix("error: ")
+    assert output.startswith(f"{__file__}, line ")
+    assert output.endswith("ended the process, status 0")
     ended = record(tmp_path / "run")
-    assert (ended["status"], ended["error"]) == ("failed", f"RunError: {said}")
+    assert (ended["status"], ended["error"]) == ("failed", f"RunError: {output}")
 
 
 def test_a_fork_of_an_environment_neither_ends_nor_doubles_a_run(
@@ -209,32 +209,32 @@ def test_ctrl_c_is_answered_and_says_if_nothing_is_kept(
     capfd: pytest.CaptureFixture[str],
     every: int,
 ) -> None:
-    step, taken, said = cast(Any, CartPoleEnv.step), itertools.count(), list[str]()
+    step, taken, output = cast(Any, CartPoleEnv.step), itertools.count(), list[str]()
 
     def pressed(env: CartPoleEnv, action: Any) -> Any:
         if next(taken) == 40:
             os.kill(os.getpid(), signal.SIGINT)
-            said.append(capfd.readouterr().err.splitlines()[-1])
+            output.append(capfd.readouterr().err.splitlines()[-1])
         return step(env, action)
 
     monkeypatch.setattr(STEP, pressed)
     words = ["eval_every=0", f"checkpoint_every={every}"]
     assert run(job_in(tmp_path / "run", configure, *words)) == 130
-    assert said == ["SIGINT: the run ends after this iteration; another Ctrl-C ends it at once"]
-    kept = "checkpoint_every=0: nothing was saved, so the run cannot resume from here\n"
-    assert capfd.readouterr().err == ("" if every else kept)
+    assert output == ["SIGINT: the run ends after this iteration; another Ctrl-C ends it at once"]
+    note = "checkpoint_every=0: nothing was saved, so the run cannot resume from here\n"
+    assert capfd.readouterr().err == ("" if every else note)
     assert bool(list_checkpoints(tmp_path / "run")) is bool(every)
 
 
 def test_a_signal_that_waits_for_the_compiler_is_told_once() -> None:
-    said = list[str]()
-    stop = Stop(said.append)
+    output = list[str]()
+    stop = Stop(output.append)
     stop.answer(signal.SIGTERM)
     assert not stop.requested()
     stop.handle(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a run of its own would end at the next one
     assert stop.requested()
-    assert said == ["SIGTERM: the run ends once it is compiled"]
+    assert output == ["SIGTERM: the run ends once it is compiled"]
 
 
 class Unspeakable(Exception):
@@ -292,8 +292,8 @@ def test_an_algorithm_that_makes_no_step_is_stopped(
 class Forgetful(PPO):
     """Has a state that no checkpoint could hold."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.state = self.state._replace(return_norm=np.zeros(3))  # type: ignore[arg-type]
 
 

@@ -69,10 +69,10 @@ def test_an_algorithm_for_discrete_actions_is_refused_elsewhere(monkeypatch: pyt
 
 def flat_tensors(algorithm: Algorithm) -> dict[str, torch.Tensor]:
     """All that an algorithm saves, by its place in the state."""
-    found = entries(algorithm.state_dict(), "")
+    saved = entries(algorithm.state_dict(), "")
     return {
         path: value.cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())
-        for path, value in found
+        for path, value in saved
     }
 
 

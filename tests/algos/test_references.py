@@ -72,13 +72,13 @@ def varied(config: Config, case: str) -> Config:
     algo, env = config.algo, config.env
     for name, text in (word.split("=") for word in case.split(",") if "=" in word):
         now, value = getattr(algo, name, None), yaml.safe_load(text)
-        given: dict[str, Any] = {name: type(now)[text] if isinstance(now, Enum) else value}
+        changes: dict[str, Any] = {name: type(now)[text] if isinstance(now, Enum) else value}
         if name == "actions":
-            env = dataclasses.replace(env, kwargs=given)
+            env = dataclasses.replace(env, kwargs=changes)
         elif name == "num_envs":
-            env = dataclasses.replace(env, **given)
+            env = dataclasses.replace(env, **changes)
         else:
-            algo = dataclasses.replace(algo, **given)
+            algo = dataclasses.replace(algo, **changes)
     return dataclasses.replace(config, env=env, algo=algo)
 
 
@@ -92,17 +92,17 @@ def in_float64() -> Iterator[None]:
     gym.registry.pop("Noisy-v0")
 
 
-def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def assert_same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Equal names, and values that differ by no more than rounding."""
-    tensors = ({name: torch.as_tensor(x) for name, x in values.items()} for values in (found, expected))
+    tensors = ({name: torch.as_tensor(x) for name, x in values.items()} for values in (actual, expected))
     torch.testing.assert_close(*tensors, rtol=1e-12, atol=1e-12)
 
 
 def learned(algorithm: PPO | SAC) -> dict[str, Any]:
     """The part of the state of an algorithm that a reference has, by place."""
     left = ("env_steps", "streams", "obs/", "envs", "added")
-    found = {path.removeprefix("/"): value for path, value in entries(algorithm.state_dict(), "")}
-    return {path: value for path, value in found.items() if not f"{path}/".startswith(left)}
+    state = {path.removeprefix("/"): value for path, value in entries(algorithm.state_dict(), "")}
+    return {path: value for path, value in state.items() if not f"{path}/".startswith(left)}
 
 
 def agree(config: Config) -> str:
@@ -110,14 +110,14 @@ def agree(config: Config) -> str:
     algorithm, envs = build(config)
     seeds = env_seeds(config.seed, "env", config.env.num_envs)
     copies, streams = Copies("Noisy-v0", seeds, **config.env.kwargs), Streams(config.seed)
-    given = copies, streams, config.total_env_steps
+    shared = copies, streams, config.total_env_steps
     reference: ReferencePPO | ReferenceSAC
     if isinstance(algorithm, PPO):
-        reference = ReferencePPO(algorithm.config, *given, algorithm.state.net.params)
+        reference = ReferencePPO(algorithm.config, *shared, algorithm.state.net.params)
     else:
         assert isinstance(algorithm, SAC)
         actor, critic, *_ = algorithm.state.learned
-        reference = ReferenceSAC(algorithm.config, *given, actor.params, critic.params)
+        reference = ReferenceSAC(algorithm.config, *shared, actor.params, critic.params)
     for _ in range(3):
         metrics = dict(algorithm.train_iteration().metrics)
         # How far acting and learning are apart: rounding, and nothing of the algorithm.

@@ -30,22 +30,22 @@ from rltemplate.interfaces import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
 level = config.determinism
 
-def told(function, *arguments):
+def attempt(function, *arguments):
     try:
         return function(*arguments)
     except ConfigError as error:
         return {"refused": str(error)}
 
-settings = found = told(switches.apply, level, config.num_threads)
+settings = seen = attempt(switches.apply, level, config.num_threads)
 if "refused" not in settings:
-    found = {"digests": golden.digests(), "check": told(golden.check, level, False)}
-    level.golden = found["digests"] | {"tanh": found["digests"]["tanh"][::-1]}
-    found["flipped"] = told(golden.check, level, False)
+    seen = {"digests": golden.digests(), "check": attempt(golden.check, level, False)}
+    level.golden = seen["digests"] | {"tanh": seen["digests"]["tanh"][::-1]}
+    seen["flipped"] = attempt(golden.check, level, False)
     switches.use_blas_threads(2)
-    found["two threads"] = told(switches.confirm, settings)
+    seen["two threads"] = attempt(switches.confirm, settings)
     kernels.use("plain")
-    found["plain"] = golden.digests(physics=False)
-print(json.dumps(found))
+    seen["plain"] = golden.digests(physics=False)
+print(json.dumps(seen))
 """
 
 
@@ -61,8 +61,8 @@ LACKING = {
 
 
 @pytest.fixture(scope="module")
-def found(configure: Configure) -> dict[str, dict[str, Any]]:
-    """All outcomes, from two processes at a time."""
+def answers(configure: Configure) -> dict[str, dict[str, Any]]:
+    """All answers, from two processes at a time."""
     profiled = configure("determinism=profile")
     jobs = [(profiled, each) for each in ({}, *OTHERS.values(), *LACKING.values())]
     # Waiting threads would otherwise spin, on cores that others need.
@@ -76,9 +76,9 @@ def found(configure: Configure) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.long
 def test_this_machine_passes_or_is_refused_by_the_name_of_what_differs(
-    found: dict[str, dict[str, Any]], configure: Configure
+    answers: dict[str, dict[str, Any]], configure: Configure
 ) -> None:
-    seen, recorded = found["base"], configure("determinism=profile").determinism.golden
+    seen, recorded = answers["base"], configure("determinism=profile").determinism.golden
     assert list(seen["digests"]) == list(recorded) == list(golden.PARTS)
     differing = [part for part, digest in seen["digests"].items() if digest != recorded[part]]
     if differing:
@@ -96,21 +96,21 @@ def test_this_machine_passes_or_is_refused_by_the_name_of_what_differs(
 
 @pytest.mark.long
 def test_other_machines_compute_the_same_and_without_the_profile_they_do_not(
-    found: dict[str, dict[str, Any]],
+    answers: dict[str, dict[str, Any]],
 ) -> None:
     for other in (*OTHERS, "two threads"):
-        assert found[other]["digests"] == found["base"]["digests"]
-    assert any(found[other]["plain"] != found["base"]["plain"] for other in OTHERS)
+        assert answers[other]["digests"] == answers["base"]["digests"]
+    assert any(answers[other]["plain"] != answers["base"]["plain"] for other in OTHERS)
 
 
 @pytest.mark.long
-def test_a_variable_that_did_not_take_is_caught(found: dict[str, dict[str, Any]]) -> None:
-    assert "cpu_capability should be AVX2 and is DEFAULT" in found["cpu_capability"]["refused"]
-    assert "blas_kernels should be Haswell and is" in found["blas_kernels"]["refused"]
-    assert "this machine cannot be x86-avx2; use determinism=invariant" in found["blas_kernels"]["refused"]
+def test_a_variable_that_did_not_take_is_caught(answers: dict[str, dict[str, Any]]) -> None:
+    assert "cpu_capability should be AVX2 and is DEFAULT" in answers["cpu_capability"]["refused"]
+    assert "blas_kernels should be Haswell and is" in answers["blas_kernels"]["refused"]
+    assert "this machine cannot be x86-avx2; use determinism=invariant" in answers["blas_kernels"]["refused"]
     if "avx512_vnni" in cpu_identity()[1]:  # a CPU without AVX-512 has nothing to switch off
         words = r"numpy_instructions should be .* and is \[.*'X86_V4'.*cannot be x86-avx2"
-        assert re.search(words, found["numpy"]["refused"])
+        assert re.search(words, answers["numpy"]["refused"])
 
 
 def test_a_gpu_is_no_cpu(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,8 @@ def answer(script: str, config: Config, variables: Mapping[str, str]) -> dict[st
     forced = {name[1:]: value for name, value in variables.items() if name.startswith("!")}
     base = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     environment = prepared(base, config.determinism, config.num_threads) | forced
-    command, told = [sys.executable, "-c", script], json.dumps(to_dict(config))
-    done = subprocess.run(command, input=told, env=environment, capture_output=True, text=True)
+    command, text = [sys.executable, "-c", script], json.dumps(to_dict(config))
+    done = subprocess.run(command, input=text, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)
     return seen
@@ -98,8 +98,8 @@ def test_a_switch_that_did_not_take_stops_the_run(
 
 
 def test_devices_are_resolved_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for there, resolved in ((False, "cpu"), (True, "cuda")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+    for available, resolved in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         assert resolve_device("auto").type == resolved
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="use device=cpu"):
@@ -168,11 +168,11 @@ print(json.dumps(seen))
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="sets a register of x86")
 def test_threads_that_started_while_a_library_flushed_keep_denormal_numbers(configure: Configure) -> None:
     """Those of OpenMP, and those of numpy's OpenBLAS."""
-    found = answer(FLUSHED_FIRST, configure("num_threads=2"), {})
-    assert found["at first"] == [0.0, 0.0]
-    assert 0.0 < found["in part"][0] < 1.0
-    assert found["in part"][1] < 1.0
-    assert found["pool"] is True
-    assert found["settings"]["flush_to_zero"] is False
-    assert found["all"] == found["all again"] == [1.0, 1.0]
-    assert found["changes"] == "flush_to_zero was False and is True"
+    seen = answer(FLUSHED_FIRST, configure("num_threads=2"), {})
+    assert seen["at first"] == [0.0, 0.0]
+    assert 0.0 < seen["in part"][0] < 1.0
+    assert seen["in part"][1] < 1.0
+    assert seen["pool"] is True
+    assert seen["settings"]["flush_to_zero"] is False
+    assert seen["all"] == seen["all again"] == [1.0, 1.0]
+    assert seen["changes"] == "flush_to_zero was False and is True"

@@ -86,10 +86,10 @@ def test_a_forked_child_ends_where_it_leaves_the_environment(
         if os.getpid() != process:  # without the guard, it would go on as a second pytest
             os._exit(99)
     assert Forks.statuses == [CHILDREN[child][1]] * (2 if at == "step" else 1)
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert ("of the child" in said.err) is (child == "raises")
-    assert (f"forked from {process} is ended" in said.err) is (child == "goes on")
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert ("of the child" in output.err) is (child == "raises")
+    assert (f"forked from {process} is ended" in output.err) is (child == "goes on")
 
 
 def ends() -> None:
@@ -98,8 +98,8 @@ def ends() -> None:
 
 def test_an_environment_that_calls_os_exit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os._exit
-    said = rf"^{__file__}, line \d+, ended the process, status 0$"
-    with pytest.raises(RunError, match=said), exits_are_errors(), exits_are_errors():
+    message = rf"^{__file__}, line \d+, ended the process, status 0$"
+    with pytest.raises(RunError, match=message), exits_are_errors(), exits_are_errors():
         ends()
     assert os._exit is real
     # Before a run begins, it is refused.

@@ -97,8 +97,8 @@ class Breaks(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.t, self.steps = self.t + 1, self.steps + 1
-        kept = float(sys.float_info.min * 0.5 > 0.0)
-        reward = kept + float(np.abs(action - self.before).sum())
+        denormals = float(sys.float_info.min * 0.5 > 0.0)
+        reward = denormals + float(np.abs(action - self.before).sum())
         self.before = action
         if self.draws:
             reward += float(np.random.random() + random.random() + float(torch.rand(())))  # noqa: NPY002
@@ -154,9 +154,9 @@ def test_an_environment_may_keep_its_action_and_draw_from_global_generators(buil
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_environment_flushes_no_number_of_another(build: Build, workers: int, moment: str) -> None:
     """When it is made, and whenever it is reset or stepped."""
-    kept = trail(build("Breaks-v0", 4, workers), 4)
+    expected = trail(build("Breaks-v0", 4, workers), 4)
     envs = build("Breaks-v0", 4, workers, **{moment: "flushes"})
-    assert [step[0] for step in trail(envs, 4)[1:]] == [step[0] for step in kept[1:]]
+    assert [step[0] for step in trail(envs, 4)[1:]] == [step[0] for step in expected[1:]]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -168,10 +168,10 @@ def test_trouble_arrives_with_its_place_and_an_exception_with_its_traceback(
     play(envs, 0, 26)
     with pytest.raises(RuntimeError if workers else ValueError, match="two lines\nof text") as trouble:
         play(envs, 0, 1)
-    said = "".join(traceback.format_exception(trouble.value))
-    assert "ValueError: two lines\nof text" in said
-    assert "Breaks-v0, environment 2 of 3, step 7 of its episode" in said
-    assert "in raises\n    raise error" in said
+    text = "".join(traceback.format_exception(trouble.value))
+    assert "ValueError: two lines\nof text" in text
+    assert "Breaks-v0, environment 2 of 3, step 7 of its episode" in text
+    assert "in raises\n    raise error" in text
     envs = build("Breaks-v0", 3, workers, act="nan", at=7)
     envs.reset()
     with pytest.raises(RunError, match=r"^Breaks-v0, environment 2 of 3, step 7 of its episode: the obs"):

@@ -112,11 +112,11 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     with (run_dir / paths.METRICS).open("ab") as metrics:
         metrics.write(b"\0\0\n")  # of a power failure, behind the checkpoint
     trained_s = load_checkpoint(older).state["run"]["logger"]["wall_time_s"]
-    said = start("resume", f"run={run_dir}", status=0).said
-    assert "may change its bits: MKL_CBWR=(not set), was AVX2" in said
+    output = start("resume", f"run={run_dir}", status=0).said
+    assert "may change its bits: MKL_CBWR=(not set), was AVX2" in output
     assert record(run_dir)["duration_s"] > trained_s
     assert not leftover.exists()
-    assert (f"{newest.name} is damaged" in said) is ("an older one is taken" in said) is damaged
+    assert (f"{newest.name} is damaged" in output) is ("an older one is taken" in output) is damaged
     assert_same(run_dir, made(algo))
     after = record(run_dir)
     assert (after["id"], after["started_at"]) == (before["id"], before["started_at"])
@@ -138,9 +138,9 @@ def test_lines_that_are_lost_before_the_checkpoint_are_told_and_damage_nothing(
     for name in (paths.METRICS, paths.TRACE):
         content = (run_dir / name).read_bytes()
         (run_dir / name).write_bytes(content[: content.index(b"\n", len(content) // 3) + 9])
-    said = start("resume", f"run={run_dir}", status=0).said
-    assert f"{paths.METRICS} lacks lines up to the checkpoint" in said
-    assert f"{paths.TRACE} lacks lines up to the checkpoint: a new one begins there" in said
+    output = start("resume", f"run={run_dir}", status=0).said
+    assert f"{paths.METRICS} lacks lines up to the checkpoint" in output
+    assert f"{paths.TRACE} lacks lines up to the checkpoint: a new one begins there" in output
     assert (run_dir / paths.OLD_TRACE).exists()
     steps = [row["env_steps"] for row in rows(run_dir)]
     assert (steps == sorted({*steps}), steps[-1]) == (True, TOTAL["ppo"])
@@ -308,9 +308,9 @@ def test_a_finished_run_without_a_checkpoint_and_a_checkpoint_of_an_earlier_vers
     assert job is not None
     older = load_checkpoint(list_checkpoints(recorded_run.run_dir)[-1])
     del older.state["run"]["sizes"]
-    for newest, said in (None, "has no checkpoint"), (older, "its checkpoints are of an earlier version"):
+    for newest, message in (None, "has no checkpoint"), (older, "its checkpoints are of an earlier version"):
         monkeypatch.setattr(continuation, "newest_checkpoint", lambda *_, newest=newest: newest)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             find_continuation(job, GitRecord())
 
 

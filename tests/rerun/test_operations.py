@@ -20,9 +20,9 @@ def op(name: str, inputs: str, outputs: str, arguments: str = "t: f32[2]") -> Lo
 
 def made(a: Log, b: Log) -> tuple[Any, ...]:
     """The kind, the operations of a and b, and how many before agree."""
-    found = how_made(a, b, "step 1")
-    names = [each and each.operation.removeprefix("aten.").split(".")[0] for each in (found.a, found.b)]
-    return found.kind, *names, found.agreeing
+    cause = how_made(a, b, "step 1")
+    names = [each and each.operation.removeprefix("aten.").split(".")[0] for each in (cause.a, cause.b)]
+    return cause.kind, *names, cause.agreeing
 
 
 BEFORE = [op("t.default", "w", "v"), op("tanh.default", "x", "y")]

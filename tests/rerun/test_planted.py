@@ -143,12 +143,12 @@ def test_what_was_planted_is_named(
     assert at.iteration == iteration
     if at.item != item:
         assert not words
-        told = "first of the list need not be the first in time" in " ".join(comparison.look_at)
-        assert told == bool(at.further)
-    found = zoom.zoom_in(comparison)
-    assert report(found)
-    assert (found.iteration, found.first) == (iteration, item)
-    assert not item.startswith("start/") or (found.finding and found.finding.kind == "between")
+        advised = "first of the list need not be the first in time" in " ".join(comparison.look_at)
+        assert advised == bool(at.further)
+    zoomed = zoom.zoom_in(comparison)
+    assert report(zoomed)
+    assert (zoomed.iteration, zoomed.first) == (iteration, item)
+    assert not item.startswith("start/") or (zoomed.finding and zoomed.finding.kind == "between")
 
 
 @pytest.mark.parametrize("by", ["the algorithm", "the compiler"])
@@ -185,13 +185,13 @@ def test_compiled_runs_are_explained_without_the_compiler(
     both = small("sac", *WORDS, "trace=step", "compile=true")
     other = ["algo.tau=0.5"] if by == "the algorithm" else []
     a = made(tmp_path / "a", configure(*both))
-    found = zoom.zoom_in(compare_runs(a, made(tmp_path / "b", configure(*both, *other), other_compiler)))
-    text = " ".join(report(found).split())
+    zoomed = zoom.zoom_in(compare_runs(a, made(tmp_path / "b", configure(*both, *other), other_compiler)))
+    text = " ".join(report(zoomed).split())
     if by == "the compiler":
-        assert (found.first, found.finding) == ("td_target", None)
+        assert (zoomed.first, zoomed.finding) == ("td_target", None)
         assert "Without the compiler the runs are equal there. So the compiled programs differ." in text
     else:
-        assert (found.first, found.finding and found.finding.kind) == ("target", "arguments")
+        assert (zoomed.first, zoomed.finding and zoomed.finding.kind) == ("target", "arguments")
         assert "in rltemplate/learning/optim.py" in text
         assert "in polyak: return target + tau * (online - target)" in text
         assert "Without the compiler the runs differ at the same item." in text
@@ -217,9 +217,9 @@ def test_statistics_that_were_merged_before_other_events_are_found(
     in_this_process["b"] = scaled
     both = small("ppo", *WORDS, "trace=step", env="Pendulum")
     a = made(tmp_path / "a", configure(*both))
-    found = zoom.zoom_in(compare_runs(a, made(tmp_path / "b", configure(*both), scaled)))
-    assert (found.iteration, found.event, found.first) == (1, "iteration", "end/obs_norm/mean")
-    assert found.finding is not None
-    assert found.finding.a is not None
-    assert (found.finding.kind, found.finding.a.operation) == ("arguments", "aten.mul.Tensor")
-    assert "in train_iteration: self.state" in found.finding.a.source[0]
+    zoomed = zoom.zoom_in(compare_runs(a, made(tmp_path / "b", configure(*both), scaled)))
+    assert (zoomed.iteration, zoomed.event, zoomed.first) == (1, "iteration", "end/obs_norm/mean")
+    assert zoomed.finding is not None
+    assert zoomed.finding.a is not None
+    assert (zoomed.finding.kind, zoomed.finding.a.operation) == ("arguments", "aten.mul.Tensor")
+    assert "in train_iteration: self.state" in zoomed.finding.a.source[0]

@@ -122,24 +122,24 @@ def test_every_perturbation_reached_its_process(repeat: Certificate) -> None:
 def test_a_level_holds_with_other_threads_and_rows_in_groups_and_not_without_its_switches(
     prove_it: Prove, repeat: Certificate, level: str, checks: list[str], failing: str
 ) -> None:
-    found = prove_it(f"determinism={level}")
-    assert found.verdict == "holds", found.sentence
-    assert {"num_threads=2", "rows in groups of 7"} <= set(found.runs[1].perturbations)
+    proof = prove_it(f"determinism={level}")
+    assert proof.verdict == "holds", proof.sentence
+    assert {"num_threads=2", "rows in groups of 7"} <= set(proof.runs[1].perturbations)
     for name, values in (("torch_num_threads", [1, 2]), ("row_groups", [0, 7])):
-        assert [RunRecord.read(Path(run.run_dir)).determinism.settings[name] for run in found.runs] == values
-    assert {name: each["holds"] for name, each in found.checks.items()} == dict.fromkeys(checks, True)
+        assert [RunRecord.read(Path(run.run_dir)).determinism.settings[name] for run in proof.runs] == values
+    assert {name: each["holds"] for name, each in proof.checks.items()} == dict.fromkeys(checks, True)
     # Rollouts with two rows, updates with eight.
-    assert [run.ratio for run in found.runs] == [0.0, 0.0] != [run.ratio for run in repeat.runs[:2]]
-    assert found.inverse[failing]
+    assert [run.ratio for run in proof.runs] == [0.0, 0.0] != [run.ratio for run in repeat.runs[:2]]
+    assert proof.inverse[failing]
 
 
 @pytest.mark.long
 def test_one_flipped_bit_in_one_run_breaks_the_proof(prove_it: Prove) -> None:
-    found = prove_it("trace=step", run_1={FAULT: "action@1:3"})
-    assert found.verdict == "broken"
-    assert found.sentence.startswith("repeat is broken for ppo on CartPole-v1: run_1 (")
-    assert "in iteration 1 (environment steps 33 to 64), policy_step 3: action" in found.sentence
-    assert found.inverse == {}
+    proof = prove_it("trace=step", run_1={FAULT: "action@1:3"})
+    assert proof.verdict == "broken"
+    assert proof.sentence.startswith("repeat is broken for ppo on CartPole-v1: run_1 (")
+    assert "in iteration 1 (environment steps 33 to 64), policy_step 3: action" in proof.sentence
+    assert proof.inverse == {}
 
 
 def test_a_ratio_that_is_not_one_breaks_the_level_invariant(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_a_check_that_fails_breaks_the_proof_before_any_run(
     monkeypatch.chdir(tmp_path)
     words = [*TINY, "determinism=invariant", "determinism.products=plain"]
     assert main(Args(words=words, times=2, json=True)) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["runs"]) == ("broken", [])
-    assert {name: each["holds"] for name, each in found["checks"].items()} == {"repeats": True, "rows": False}
-    assert "ppo on CartPole-v1: the check rows: determinism: with products=plain" in found["sentence"]
+    proof = json.loads(capsys.readouterr().out)
+    assert (proof["verdict"], proof["runs"]) == ("broken", [])
+    assert {name: each["holds"] for name, each in proof["checks"].items()} == {"repeats": True, "rows": False}
+    assert "ppo on CartPole-v1: the check rows: determinism: with products=plain" in proof["sentence"]
 
 
 @pytest.mark.long

@@ -71,8 +71,8 @@ class Place:
 
     def outcome(self) -> dict[str, Any]:
         """The end of the run, from its ref."""
-        found: dict[str, Any] = json.loads(self.file(snapshot.OUTCOME))
-        return found
+        rerun: dict[str, Any] = json.loads(self.file(snapshot.OUTCOME))
+        return rerun
 
     def file(self, path: str) -> str:
         """A file of the run's ref."""
@@ -143,10 +143,10 @@ def test_changed_and_new_files_are_made_again_from_the_ref_alone(place: Place, t
     assert first == f"runs the code of {place.run}, commit {commit[:12]}, with your rights"
     for line in others:  # on a slow machine
         assert re.fullmatch(r"iteration \d of 8, equal so far", line)
-    found = json.loads(done.stdout)
-    assert (found["verdict"], found["run"], found["kept"]) == (IDENTICAL, place.run, str(tmp_path / "kept"))
-    assert found["headline"] == "identical: 8 iterations (256 environment steps)"
-    assert (found["iterations"], found["digest"]) == (ITERATIONS, place.outcome()["trace"]["digest"])
+    rerun = json.loads(done.stdout)
+    assert (rerun["verdict"], rerun["run"], rerun["kept"]) == (IDENTICAL, place.run, str(tmp_path / "kept"))
+    assert rerun["headline"] == "identical: 8 iterations (256 environment steps)"
+    assert (rerun["iterations"], rerun["digest"]) == (ITERATIONS, place.outcome()["trace"]["digest"])
     assert place.state() == before
     # The run that is kept is one like any other, and that of the present code another.
     run_train(place.clone, tmp_path, *WORDS, "run_dir=present", status=0)
@@ -162,17 +162,17 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
         return before + line + steps + quote + "0" * 16 + digits[16:]
 
     run = place.told("tampered", files={paths.TRACE: edit})
-    found = place.again(run)
-    assert found.verdict == DIVERGED
-    assert found.headline.startswith("diverged in iteration 2 (environment steps 65 to ")
-    assert found.comparison.differences == []
-    assert found.kept is not None
-    kept = Path(found.kept)
-    assert kept.parent == place.runs_dir / "reproductions" / run
-    assert {paths.TRACE, paths.RECORD, paths.CONFIG, "rerun.log"} <= {path.name for path in kept.iterdir()}
-    assert "closer: " not in report(found)  # of a run whose folder is not here
-    here = replace(found.comparison, a=replace(found.comparison.a, run_dir=str(kept)))
-    assert f"closer: make compare a={kept} b={kept} zoom=true" in report(replace(found, comparison=here))
+    rerun = place.again(run)
+    assert rerun.verdict == DIVERGED
+    assert rerun.headline.startswith("diverged in iteration 2 (environment steps 65 to ")
+    assert rerun.comparison.differences == []
+    assert rerun.kept is not None
+    folder = Path(rerun.kept)
+    assert folder.parent == place.runs_dir / "reproductions" / run
+    assert {paths.TRACE, paths.RECORD, paths.CONFIG, "rerun.log"} <= {path.name for path in folder.iterdir()}
+    assert "closer: " not in report(rerun)  # of a run whose folder is not here
+    local = replace(rerun.comparison, a=replace(rerun.comparison.a, run_dir=str(folder)))
+    assert f"closer: make compare a={folder} b={folder} zoom=true" in report(replace(rerun, comparison=local))
 
 
 @pytest.mark.long
@@ -181,12 +181,12 @@ def test_metrics_are_compared_as_well(place: Place) -> None:
     elsewhere = installed.partition("+")[0] + "+elsewhere"
     versions = {"torch": elsewhere, "beside-it": "1.0", "rich": "0.0"}
     rows = {paths.METRICS: lambda text: text.replace('"eval/return": ', '"eval/return": 1', 1)}
-    found = place.again(place.told("rows", rows, versions=versions), keep=place.clone.parent / "k")
-    assert found.verdict == DIVERGED
-    assert found.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
-    assert found.kept == str(place.clone.parent / "k")
+    rerun = place.again(place.told("rows", rows, versions=versions), keep=place.clone.parent / "k")
+    assert rerun.verdict == DIVERGED
+    assert rerun.headline.startswith("diverged: traces are identical, and metrics are not: eval/return")
+    assert rerun.kept == str(place.clone.parent / "k")
     # Other versions are noted where they may not matter.
-    assert found.notes == [f"torch {elsewhere} -> {installed}", "beside-it 1.0 -> (absent)"]
+    assert rerun.notes == [f"torch {elsewhere} -> {installed}", "beside-it 1.0 -> (absent)"]
 
 
 @pytest.mark.long
@@ -199,23 +199,23 @@ def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tup
     digest = json.loads(three(place.file(paths.TRACE)).splitlines()[-1])[-1]
     trace, resumed = {"digest": digest, "iterations": 3}, resumed_with()
     run = place.told("early", {paths.TRACE: three}, status="interrupted", trace=trace, **resumed)
-    found = place.again(run)
-    assert found.verdict == IDENTICAL, report(found)
-    assert found.headline.startswith("identical: 3 iterations (96 environment steps)")
-    assert "was interrupted after 3 iterations; made again up to there" in found.notes
-    assert "was interrupted and resumed (1); compared with one straight run" in found.notes
-    assert NO_METRICS not in found.notes
+    rerun = place.again(run)
+    assert rerun.verdict == IDENTICAL, report(rerun)
+    assert rerun.headline.startswith("identical: 3 iterations (96 environment steps)")
+    assert "was interrupted after 3 iterations; made again up to there" in rerun.notes
+    assert "was interrupted and resumed (1); compared with one straight run" in rerun.notes
+    assert NO_METRICS not in rerun.notes
     # It is no reproduction of a longer trace.
     again = {paths.TRACE: lambda text: text + text.splitlines()[-1].replace(",7,", ",8,") + "\n"}
-    found = place.again(place.told("longer", again | {paths.METRICS: lambda _: ""}))
-    assert (found.verdict, found.kept is None, NO_METRICS in found.notes) == (SHORTER, False, True)
+    rerun = place.again(place.told("longer", again | {paths.METRICS: lambda _: ""}))
+    assert (rerun.verdict, rerun.kept is None, NO_METRICS in rerun.notes) == (SHORTER, False, True)
     # A killed run has no end, and a line that breaks off.
     run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / place.run))
     edit_record(run_dir, status="running", trace=None, final_metrics={})
     text = (run_dir / paths.TRACE).read_text()
     (run_dir / paths.TRACE).write_text(text[: text.index('["iteration",5,') + 40])
-    found = place.again()
-    assert (found.verdict, found.status, found.iterations) == (IDENTICAL, "killed", 5), report(found)
+    rerun = place.again()
+    assert (rerun.verdict, rerun.status, rerun.iterations) == (IDENTICAL, "killed", 5), report(rerun)
 
 
 @pytest.mark.long
@@ -274,14 +274,14 @@ def test_what_the_recorded_code_lacks_is_named_where_it_cannot_start(place: Plac
 
 def test_a_name_that_leads_to_no_run_that_has_ended(place: Place) -> None:
     begun = place.outcome()["git"]["commit"]
-    for name, commit, said in (
+    for name, commit, message in (
         ("begun", begun, "refs/runs/begun: does not say how a run ended"),
         (place.run[:-1] + "x", None, f"did you mean {place.run}?"),
         ("other", None, "`git fetch origin 'refs/runs/*:refs/runs/*'` brings"),
     ):
         if commit:
             git(place.clone, "update-ref", f"refs/runs/{name}", commit)
-        assert said in place.refused(name)
+        assert message in place.refused(name)
 
 
 def test_code_from_elsewhere_needs_trust(place: Place, recorded: tuple[Path, Path]) -> None:
@@ -291,9 +291,9 @@ def test_code_from_elsewhere_needs_trust(place: Place, recorded: tuple[Path, Pat
         with repository(project) as repo:
             assert origin.made_here(repo, commit) == own
     assert not changes.in_history(place.clone, commit)
-    said = place.refused(place.run, trust=False)
-    assert f"commit {commit[:12]}, is not known to be of this clone" in said
-    assert "add trust=true" in said
+    message = place.refused(place.run, trust=False)
+    assert f"commit {commit[:12]}, is not known to be of this clone" in message
+    assert "add trust=true" in message
     git(place.clone, "checkout", "-q", "--detach", commit)
     git(place.clone, "commit", "-q", "--allow-empty", "-m", "later")
     assert changes.in_history(place.clone, commit)
@@ -333,12 +333,12 @@ def edit_record(run_dir: Path, **changes: Any) -> None:
 def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path]) -> None:
     run_dir = Path(shutil.copytree(recorded[1], place.runs_dir / "ppo-CartPole" / place.run))
     facts = json.loads((run_dir / paths.RECORD).read_text())["git"]
-    for changed, said in (
+    for changed, message in (
         ({"commit": "1" * 40}, "is not in this repository; `git fetch origin 'refs/runs/"),
         ({"commit": None, "problem": "no space left"}, "has no snapshot of its code, so it cannot be made"),
     ):
         edit_record(run_dir, git=facts | changed)
-        assert said in place.refused(place.run)
+        assert message in place.refused(place.run)
     edit_record(run_dir, git=facts)
     (run_dir / paths.TRACE).unlink()
     assert "was made with trace=iteration" in place.refused(place.run)

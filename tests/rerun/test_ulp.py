@@ -37,8 +37,8 @@ def test_values_without_a_distance_are_counted_all_the_same() -> None:
         ([1.0, 0.0], [1.0, -0.0], 0),  # the digests of a trace see zeros of the other sign
         ([True, False], [True, True], None),
     ):
-        found = compare_arrays(np.array(a), np.array(b))
-        assert (found.differing, found.max_ulp, found.values) == (1, distance, [str(a[-1]), str(b[-1])])
+        gap = compare_arrays(np.array(a), np.array(b))
+        assert (gap.differing, gap.max_ulp, gap.values) == (1, distance, [str(a[-1]), str(b[-1])])
     zeros = np.zeros((2, 3), np.float32)
     for other in (np.zeros((3, 2), np.float32), np.zeros((2, 3))):
         assert compare_arrays(zeros, other).differing is None

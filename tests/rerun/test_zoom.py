@@ -94,13 +94,13 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
     command = [*program(runs.project, "compare"), *words]
     done = run(tmp_path, *command, status=1, TMPDIR=str(tmp_path / "tmp"))
     document = json.loads(done.stdout)
-    found = document["zoom"]
+    zoomed = document["zoom"]
     assert document["verdict"] == "diverged"
     commits = [RunRecord.read(run_dir).git.commit or "" for run_dir in (a, b)]
-    assert [found["commit_a"], found["commit_b"]] == commits
-    assert (found["iteration"], found["event"], found["index"]) == (2, "policy_step", 3)
-    assert (found["first"], found["from_env_steps"]) == ("action", 64)
-    items = found["items"]
+    assert [zoomed["commit_a"], zoomed["commit_b"]] == commits
+    assert (zoomed["iteration"], zoomed["event"], zoomed["index"]) == (2, "policy_step", 3)
+    assert (zoomed["first"], zoomed["from_env_steps"]) == ("action", 64)
+    items = zoomed["items"]
     assert [items[name]["differing"] for name in ("draw/action", "normalized_obs", "policy")] == [0] * 3
     action = items["action"]
     assert (action["differing"], action["max_ulp"], action["size"]) == (1, 1, 2)
@@ -115,8 +115,8 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
 
 @pytest.mark.long
 def test_other_values_of_the_configuration_are_found_where_they_are_used(runs: Runs) -> None:
-    found = runs.zoom(runs.plain, runs.make("gamma", "algo.gamma=0.75"))
-    finding = found.finding
+    zoomed = runs.zoom(runs.plain, runs.make("gamma", "algo.gamma=0.75"))
+    finding = zoomed.finding
     assert finding is not None
     assert finding.a is not None
     assert finding.b is not None
