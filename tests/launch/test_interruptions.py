@@ -87,10 +87,8 @@ def assert_same(run_dir: Path, straight: Path) -> None:
     assert record(run_dir)["trace"] == record(straight)["trace"]
 
 
-@pytest.mark.parametrize(
-    ("algo", "damaged"),
-    [("ppo", False), *(pytest.param(name, True, marks=pytest.mark.long) for name in WORK if name != "ppo")],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("algo", "damaged"), [(name, name != "ppo") for name in WORK])
 def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     fork: Path, start: Start, made: Made, tmp_path: Path, algo: str, damaged: bool
 ) -> None:
