@@ -79,7 +79,9 @@ def learned(run_dir: Path, number: int = -1) -> list[str]:
     return [name + digest(value) for name, value in entries(state, "")]
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in SHORT if name != "ppo")]
+)
 def test_observers_change_no_bit_of_training(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
 ) -> None:
