@@ -35,6 +35,9 @@ try:
     seen["settings"] = switches.apply(level, config.num_threads, config.compile)
     x = torch.randn(300_003, generator=torch.Generator().manual_seed(3))
     seen["sum"] = float(x.sum())  # each thread has a part of its own
+    torch.set_num_threads(1)
+    seen["sum of one thread"] = float(x.sum())
+    torch.set_num_threads(config.num_threads)
     seen["compiler"] = "torch._inductor" in sys.modules
     checks.check_repeats(config, {})
 except ConfigError as error:
@@ -60,8 +63,13 @@ def report(configure: Configure) -> Report:
     return lambda *words, **variables: answer(SCRIPT, configure(*words), variables)
 
 
-def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(report: Report) -> None:
-    repeat = report("determinism=repeat", "num_threads=2")
+@pytest.fixture(scope="module")
+def repeat(configure: Configure) -> dict[str, Any]:
+    """The answer of a process with two threads."""
+    return answer(SCRIPT, configure("determinism=repeat", "num_threads=2"), {})
+
+
+def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(report: Report, repeat: dict[str, Any]) -> None:
     settings = repeat["settings"]
     assert (settings["deterministic_algorithms"], settings["torch_num_threads"]) == (True, 2)
     assert settings["python_hash_seed"] == "0"
@@ -72,13 +80,12 @@ def test_repeat_takes_effect_and_fast_shows_that_it_is_needed(report: Report) ->
     assert different or len(os.sched_getaffinity(0)) == 1
 
 
-def test_no_variable_takes_threads_away(report: Report) -> None:
+def test_no_variable_takes_threads_away(report: Report, repeat: dict[str, Any]) -> None:
     inherited = {"OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1", "OMP_MAX_ACTIVE_LEVELS": "0"}
     inherited["!OPENBLAS_NUM_THREADS"] = "1"
-    one, two = (report(f"num_threads={threads}") for threads in (1, 2))
     limited = report("num_threads=2", **inherited)
-    assert two["sum"] != one["sum"], "the sum cannot tell how many threads there are"
-    assert limited["sum"] == two["sum"]
+    assert repeat["sum"] != repeat["sum of one thread"], "the sum cannot tell how many threads there are"
+    assert limited["sum"] == repeat["sum"]
     assert limited["settings"]["blas_threads"] == 2
     dynamic = report("num_threads=2", **{"!OMP_DYNAMIC": "true"})
     assert "openmp_dynamic should be False and is True" in dynamic["refused"]
