@@ -1,12 +1,16 @@
-"""The journal of a folder of runs: `journal.md`, with an entry for each run or sweep, added when it ends."""
+"""The journal: a Markdown file with an entry for each run or sweep that has ended, made from its record.
+
+The file belongs to its reader: entries are only appended, and only those that it lacks.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,100 +19,116 @@ from rltemplate.analysis.differences import diff_runs, verdict
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.config.terminal import escaped
-from rltemplate.interfaces import ConfigError
+from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.files import flush_folder, make_durable_folder, to_stderr
 from rltemplate.run.read import find_run
-from rltemplate.run.record import SweepRecord
+from rltemplate.run.record import RUNNING, SweepRecord
 
-_HEADER = "# Journal\n\nOne entry per run or sweep, added when it ends. Write wherever you like.\n"
-
-
-def write_run(run_dir: Path, runs_dir: Path, project: Path) -> None:
-    """Add the entry of a run that has ended; an error is printed in a line on standard error."""
-    _append(runs_dir, lambda: _run_entry(load_run(run_dir), runs_dir, project))
+_HEADER = "# Journal\n\nOne entry per run or sweep. Write wherever you like.\n"
 
 
-def write_sweep(folder: Path, record: SweepRecord, runs_dir: Path, project: Path) -> None:
-    """Add the entry of a sweep that has ended, unless `logger.journal` is off."""
-    _append(runs_dir, lambda: _sweep_entry(folder, record, runs_dir, project))
+@dataclass(frozen=True)
+class Journal:
+    """The journal in `file` of runs in `runs_dir`, whose code the repository of `project` has."""
 
+    file: Path
+    runs_dir: Path
+    project: Path = paths.PROJECT
 
-def _append(runs_dir: Path, entry: Callable[[], list[str]]) -> None:
-    path = runs_dir / paths.JOURNAL
-    try:
-        lines = entry()
-        if lines:
-            make_durable_folder(path.parent)  # a run with run_dir= leaves no folder here
-            with path.open("ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # runs that end together do not mix their entries
-                header = "" if os.fstat(file.fileno()).st_size else _HEADER
-                file.write("\n".join([header, *lines, ""]).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            if header:
-                flush_folder(path.parent)
-    except (ConfigError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
-        to_stderr(f"no entry in {path}: {reason}")
+    def add(self, runs: Sequence[Run]) -> int:
+        """Append the entries that the file lacks about these runs; their number.
 
+        Raises ConfigError if the file cannot be read or written.
+        """
+        with in_a_line(f"journal={self.file} cannot be written"), self.file.open("a+b") as file:
+            file.seek(0)
+            text = file.read().decode(errors="replace")
+            entries = ["\n".join(lines) + "\n" for lines in self._lacking(runs, text)]
+            if entries:
+                file.write("\n".join(["" if text else _HEADER, *entries]).encode())
+        return len(entries)
 
-def _run_entry(run: Run, runs_dir: Path, project: Path) -> list[str]:
-    score, git = run.value("return"), run.record.git
-    result = "no return was logged" if score is None else f"return {score:,.4g}"
-    error = f"; {_plain(run.record.error)}" if run.record.error else ""
-    return [
-        f"## {_time(run.record.started_at)} · {_plain(run.value('algo'))} on {_plain(run.env)}, "
-        f"seed {run.config['seed']} · {run.value('status')}\n",
-        *_why_and_change(run, [run.dir], runs_dir, project),
-        f"* **Result** {result} after {run.value('steps') or 0:,} steps{error}",
-        f"* {_link(run.id, run.dir, runs_dir)}, commit `{run.value('commit')}`"
-        f"{' with changes' if git.dirty else ''}, `{git.ref}`",
-    ]
+    def _lacking(self, runs: Sequence[Run], text: str) -> Iterator[list[str]]:
+        """The lines of each entry that `text` lacks. The runs of a sweep have one entry together."""
+        sweeps = set[Path]()
+        for run in runs:
+            if run.record.sweep is not None:
+                folder = run.dir.parents[1] / paths.SWEEPS / run.record.sweep.id
+                if folder in sweeps:
+                    continue
+                with suppress(ConfigError):  # without its record, its runs have entries of their own
+                    sweep = SweepRecord.read(folder)
+                    sweeps.add(folder)
+                    mark = self._mark(folder.name, folder, len(sweep.commands) - 1)
+                    if sweep.status != RUNNING and mark not in text:
+                        yield self._about_sweep(folder, sweep, mark)
+                    continue
+            mark = self._mark(run.id, run.dir, len(run.record.resumed))
+            if run.value("status") != RUNNING and mark not in text:
+                yield self._about_run(run, mark)
 
+    def _mark(self, name: str, folder: Path, resumed: int) -> str:
+        """The start of an entry's last line. A run that is resumed has another entry when it ends again."""
+        times = f", resumed {resumed} time{'s' * (resumed > 1)}" if resumed else ""
+        return f"* {self._link(name, folder)}{times}"
 
-def _sweep_entry(folder: Path, record: SweepRecord, runs_dir: Path, project: Path) -> list[str]:
-    there = [run_dir for job in record.jobs if (run_dir := job.run(folder)) is not None]
-    runs, _ = load_runs(path for path in there if (path / paths.RECORD).exists())
-    if not any(run.config.get("logger", {}).get("journal") for run in runs):
-        return []
-    counts = Counter(job.status for job in record.jobs)
-    results = [", ".join(f"{count} {status}" for status, count in counts.items())]
-    results += [each.result for each in find_experiments(runs) if each.counted]
-    return [
-        f"## {_time(record.start_time)} · sweep `{' '.join(record.words)}` · {record.status}\n",
-        *_why_and_change(runs[0], there, runs_dir, project),
-        f"* **Result** {_plain('; '.join(results))}",
-        f"* {_link(folder.name, folder, runs_dir)}",
-    ]
+    def _about_run(self, run: Run, mark: str) -> list[str]:
+        score, git = run.value("return"), run.record.git
+        result = "no return was logged" if score is None else f"return {score:,.4g}"
+        error = f"; {_plain(run.record.error)}" if run.record.error else ""
+        return [
+            f"## {_time(run.record.started_at)} · {_plain(run.value('algo'))} on {_plain(run.env)}, "
+            f"seed {run.config['seed']} · {run.value('status')}\n",
+            *self._why_and_change(run, [run.dir]),
+            f"* **Result** {result} after {run.value('steps') or 0:,} steps{error}",
+            f"{mark}, commit `{run.value('commit')}`{' with changes' if git.dirty else ''}, `{git.ref}`",
+        ]
 
+    def _about_sweep(self, folder: Path, sweep: SweepRecord, mark: str) -> list[str]:
+        dirs = [run_dir for job in sweep.jobs if (run_dir := job.run(folder)) is not None]
+        runs, _ = load_runs(path for path in dirs if (path / paths.RECORD).exists())
+        counts = Counter(job.status for job in sweep.jobs)
+        results = [", ".join(f"{count} {status}" for status, count in counts.items())]
+        results += [each.result for each in find_experiments(runs) if each.counted]
+        return [
+            f"## {_time(sweep.start_time)} · sweep `{' '.join(sweep.words)}` · {sweep.status}\n",
+            *(self._why_and_change(runs[0], dirs) if runs else []),
+            f"* **Result** {_plain('; '.join(results))}",
+            mark,
+        ]
 
-def _why_and_change(run: Run, itself: Sequence[Path], runs_dir: Path, project: Path) -> list[str]:
-    """The note of a run, and the changes since its baseline or since the previous run of its kind."""
-    note, baseline = run.config.get("note"), run.config.get("baseline")
-    lines = [f"* **Why** {_plain(note)}"] if note else []
-    try:
-        if baseline:
-            other = load_run(find_run(baseline, runs_dir, "baseline"))
-        else:  # folders are named by the time of their start
-            found = {path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")} - set(itself)
-            earlier = [path for path in found if path.name < run.dir.name]
-            if not earlier:
-                return [*lines, "* **Changed** nothing to compare with: the first of its kind here"]
-            other = load_run(max(earlier))
-        said = verdict(diff_runs(other, run, project))
-        return [*lines, f"* **Changed** against {_link(other.id, other.dir, runs_dir)}: {_plain(said)}"]
-    except ConfigError as error:
-        return [*lines, f"* **Changed** unknown: {_plain(str(error).partition(chr(10))[0])}"]
+    def _why_and_change(self, run: Run, itself: Sequence[Path]) -> Iterator[str]:
+        """The note of a run, and the changes since its baseline or since the previous run of its kind.
+
+        The folders `itself` are no previous runs.
+        """
+        note, baseline = run.config.get("note"), run.config.get("baseline")
+        if note:
+            yield f"* **Why** {_plain(note)}"
+        try:
+            if baseline:
+                other = load_run(find_run(baseline, self.runs_dir, "baseline"))
+            else:  # folders are named by the time of their start
+                dirs = {path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")} - set(itself)
+                earlier = [path for path in dirs if path.name < run.dir.name]
+                if not earlier:
+                    yield "* **Changed** nothing to compare with: the first of its kind here"
+                    return
+                other = load_run(max(earlier))
+            changes = verdict(diff_runs(other, run, self.project))
+            yield f"* **Changed** against {self._link(other.id, other.dir)}: {_plain(changes)}"
+        except ConfigError as error:
+            yield f"* **Changed** unknown: {_plain(str(error).partition(chr(10))[0])}"
+
+    def _link(self, text: str, path: Path) -> str:
+        """A relative link, which works as long as journal and runs are moved together."""
+        target = os.path.relpath(path.absolute(), self.file.absolute().parent)
+        return f"[{_plain(text)}]({quote(Path(target).as_posix())})"
 
 
 def _time(text: str | None) -> str:
     return str(text)[:16].replace("T", " ")
-
-
-def _link(text: str, path: Path, runs_dir: Path) -> str:
-    """A relative link, which works as long as journal and runs are moved together."""
-    return f"[{_plain(text)}]({quote(Path(os.path.relpath(path, runs_dir.absolute())).as_posix())})"
 
 
 def _plain(text: Any) -> str:

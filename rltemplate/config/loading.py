@@ -30,6 +30,8 @@ CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") i
 _MOST_VALUES = 10_000  # of a recorded configuration; OmegaConf takes a second for four thousand
 _LEAST = 1.2e-38  # a smaller number is 0 in float32, and a divisor such as algo.adam_eps must not be
 _MOST_LISTED = 64  # of numbers with a range, such as hidden layers
+# Keys of earlier versions, left out where a recorded configuration is read.
+_REMOVED = ("logger.journal",)
 # Every version had these keys: a recorded configuration that lacks one is damaged.
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
@@ -178,9 +180,17 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
     with in_one_line():
         schema = OmegaConf.structured(Config)
         OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)
-        merged = OmegaConf.merge(schema, literal(values))
+        merged = OmegaConf.merge(schema, literal(_without_removed(values)))
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def _without_removed(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    return {
+        key: _without_removed(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if f"{prefix}{key}" not in _REMOVED
+    }
 
 
 def literal(value: Any) -> Any:

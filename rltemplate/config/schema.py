@@ -102,7 +102,6 @@ class LoggerConfig:
     """Sinks of a run. `metrics.jsonl` is always written and not listed."""
 
     console: bool = field()
-    journal: bool = field()
     tensorboard: bool = field()
     wandb: WandbConfig = field()
     sinks: dict[str, Any] = field()

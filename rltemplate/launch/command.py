@@ -47,7 +47,7 @@ def main(args: Args) -> int:
 
         return run_sweep(plan, command)
     chosen = "compile" in plan.auto_keys
-    job = new_job(plan.configs[0], command, plan.overrides[0], auto_compile=chosen, journal=True)
+    job = new_job(plan.configs[0], command, plan.overrides[0], auto_compile=chosen)
     if HERE in plan.overrides[0]:
         environment = worker_environment(job, os.environ)
         os.environ.clear()

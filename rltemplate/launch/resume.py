@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rltemplate.config.command_args import argument, one_of, program, switch, whole
 from rltemplate.launch.command import become
-from rltemplate.run import paths
 from rltemplate.run.continuation import ACCEPT
 from rltemplate.run.files import say
 from rltemplate.run.job import Job, resume_job
+from rltemplate.run.files import say
 from rltemplate.run.read import find_run
 
 
@@ -38,12 +38,6 @@ def main(args: Args) -> int:
     changes = args.total_env_steps, args.num_workers
     job = resume_job(run_dir, program(), *changes, trust=args.trust, accept=args.accept is not None)
     if job is not None:
-        become(replace(job, journal=_has_journal(job)))
+        become(job)
     say(f"{run_dir.name} has finished already; a larger total_env_steps= goes on with it")
     return 0
-
-
-def _has_journal(job: Job) -> bool:
-    """True if the run lies below its `runs_dir`, or there is a journal: a moved run makes no folder there."""
-    runs_dir = Path(job.config.runs_dir).expanduser().absolute()
-    return Path(job.run_dir).is_relative_to(runs_dir) or (runs_dir / paths.JOURNAL).is_file()

@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rltemplate.analysis.journal import write_sweep
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError, RunError
@@ -214,6 +213,5 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
     elif statuses == {"refused"}:
         exit_status = 2
     write(record, folder)
-    write_sweep(folder, record, folder.parent.parent, PROJECT)
     show_end(record, folder)
     return exit_status

@@ -9,10 +9,8 @@ import contextlib
 import gc
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from rltemplate import lossy
-from rltemplate.analysis.journal import write_run
 from rltemplate.config.command_args import exit_status
 from rltemplate.config.project import project
 from rltemplate.config.schema import TraceDetail
@@ -24,7 +22,6 @@ from rltemplate.interfaces import ConfigError
 from rltemplate.learning.trial import try_programs
 from rltemplate.run.files import to_stderr
 from rltemplate.run.job import Job
-from rltemplate.run.paths import PROJECT
 from rltemplate.run.training_run import TrainingRun, check_level, settled
 from rltemplate.signals import Stop, stop_signals
 
@@ -43,9 +40,9 @@ def run(job: Job) -> int:
 
 def _run(job: Job) -> int:
     job = settled(job)
-    config, runs_dir = job.config, Path(job.config.runs_dir).expanduser()
+    config = job.config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
-    training = TrainingRun(job, lambda run_dir: write_run(run_dir, runs_dir, PROJECT))
+    training = TrainingRun(job)
     stop = Stop(training.message)
     with contextlib.ExitStack() as signals, training, exits_are_errors():
         # Build. What does not fit is refused here, before anything of the run is written.

@@ -161,7 +161,8 @@ def reproduce(
 def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Children) -> str | None:
     """Run the recorded configuration with the recorded code, without sinks and videos; its error, if any."""
     log, logger = run_dir.with_name(LOG), run.config["logger"]
-    logger = logger | {"console": False, "journal": False, "tensorboard": False}
+    off = ("console", "journal", "tensorboard")  # older code has a journal
+    logger = logger | {name: False for name in off if name in logger}
     logger["wandb"] = logger["wandb"] | {"enabled": False}
     logger |= {"sinks": {}} if "sinks" in logger else {}  # older code has no such key
     config = {**run.config, "run_dir": str(run_dir), "video_every": 0, "logger": logger}

@@ -30,7 +30,6 @@ class Job:
 
     With `resume` the run of the folder is resumed; with `accept` also if code or libraries have changed.
     With `auto_compile` the run may go on without the compiler that was chosen for it.
-    With `journal` the run gets an entry in the journal. Runs of a sweep, a proof or a benchmark get none.
     """
 
     config: Config
@@ -43,7 +42,6 @@ class Job:
     resume: bool = False
     accept: bool = False
     auto_compile: bool = False
-    journal: bool = False
 
     def to_json(self) -> str:
         return json.dumps(to_dict(self))

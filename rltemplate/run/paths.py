@@ -24,7 +24,6 @@ SWEEPS = "sweeps"
 SWEEP_INDEX = "sweep.json"
 SEARCH = "search.json"
 LOCK = ".lock"
-JOURNAL = "journal.md"
 REF_PREFIX = "refs/runs/"
 PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 

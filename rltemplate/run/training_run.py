@@ -109,11 +109,11 @@ class TrainingRun:
     Its methods are called in the order of their definition, `message` at any time.
     """
 
-    def __init__(self, job: Job, write_journal: Callable[[Path], None]) -> None:
-        """Changes nothing yet. `write_journal` gets the folder of a run that has ended."""
+    def __init__(self, job: Job) -> None:
+        """Changes nothing yet."""
         self.config = job.config
         self.algorithm: Algorithm | None = None  # closed when the run ends
-        self._job, self._write_journal = job, write_journal
+        self._job = job
         self._path = Path(job.run_dir)
         self._process = os.getpid()
         self._unlock: Callable[[], None] | None = None
@@ -208,8 +208,6 @@ class TrainingRun:
             steps.append(algorithm.close)  # environments and their workers
         if self._unlock is not None:
             steps.append(self._unlock)
-        if self._record is not None and self._job.journal and self.config.logger.journal:
-            steps.append(partial(self._write_journal, self._path))
         _take_all(steps, error)
 
     def _begin(self, facts: DeterminismFacts) -> RunRecord:

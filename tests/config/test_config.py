@@ -50,7 +50,7 @@ EXPLAINED_TOGETHER = {
     "algo": {"name", "log_std_max"},
     "env": {"id", "continuous"},
     "determinism": {"level", "cudnn_deterministic"},
-    "logger": {"console", "journal", "tensorboard", "enabled"},
+    "logger": {"console", "tensorboard", "enabled"},
 }
 
 
@@ -180,6 +180,9 @@ def test_a_key_that_came_after_a_run_takes_the_value_of_conf(algo: str) -> None:
         assert len(added) > 30
         assert added["determinism.hash_seed"] == now.determinism.hash_seed
     assert complete(to_dict(now)) == (now, {})
+    removed = to_dict(now)
+    removed["logger"]["journal"] = True  # a key of earlier versions
+    assert complete(removed) == (now, {})
     with pytest.raises(ConfigError, match="no value for "):  # for what a process is told must be whole
         from_dict({**kept, **bare})
     for name in ("seed", "total_env_steps"):  # of every run

@@ -43,7 +43,7 @@ from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import resume_job
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.record import RunRecord
-from rltemplate.train import run
+from rltemplate.launch.worker import run
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 TOTAL = {"ppo": 4800}  # environment steps

@@ -14,7 +14,6 @@ import torch
 import yaml
 from conftest import Configure, RecordedRun, git
 
-from rltemplate.analysis import journal
 from rltemplate.config.loading import to_dict
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import continuation, paths
@@ -46,7 +45,7 @@ def test_a_run_that_has_begun_is_whole(disk: Path, configure: Configure) -> None
     run_dir = disk / "runs" / "ppo-CartPole" / "id"
     job = new_job(configure("algo=ppo", f"run_dir={run_dir}", "logger=none"), [], [], snapshot="{}")
     algorithm: Any = SimpleNamespace(env_steps=20, close=lambda: None)
-    with TrainingRun(job, lambda _: None) as training:
+    with TrainingRun(job) as training:
         training.find_checkpoint()
         training.begin(algorithm, DeterminismFacts())
         rows = LineFile(run_dir / paths.METRICS)
@@ -66,17 +65,14 @@ def test_a_run_that_has_begun_is_whole(disk: Path, configure: Configure) -> None
     assert (left / "unflushed").read_bytes() == b""  # the inverse
 
 
-def test_a_video_and_an_entry_of_the_journal_are_whole(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_is_whole(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(_: VideoRecorder, job: Any) -> tuple[int, list[str]]:
         job.part.write_bytes(b"a film")
         return 0, []
 
     monkeypatch.setattr(VideoRecorder, "_draw", draw)
     assert VideoRecorder(lambda _: None, pytest.fail).record(disk / "videos" / "step_5.mp4", 1, [])
-    journal._append(disk / "runs", lambda: ["an entry"])
-    left = after(disk)
-    assert (left / "videos" / "step_5.mp4").read_bytes() == b"a film"
-    assert "an entry" in (left / "runs" / paths.JOURNAL).read_text()
+    assert (after(disk) / "videos" / "step_5.mp4").read_bytes() == b"a film"
 
 
 def test_git_flushes_the_code_of_a_run(fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

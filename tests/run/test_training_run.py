@@ -74,7 +74,7 @@ def test_each_step_of_the_end_happens_in_order_and_the_first_error_is_raised(
     failing: list[str],
 ) -> None:
     ending, envs, problem = Ending(monkeypatch, failing), SimpleNamespace(codec=None), ""
-    training = TrainingRun(job_in(tmp_path / "run", configure), lambda _: None)
+    training = TrainingRun(job_in(tmp_path / "run", configure))
     try:
         with training:
             training.find_checkpoint()
@@ -99,7 +99,7 @@ def test_a_forked_process_ends_without_taking_a_step(
 ) -> None:
     """Else the child of an environment would write the record of its parent's run."""
     ending = Ending(monkeypatch, [])
-    with TrainingRun(job_in(tmp_path / "run", configure), lambda _: None) as training:
+    with TrainingRun(job_in(tmp_path / "run", configure)) as training:
         training.find_checkpoint()
         training.algorithm = ending.algorithm
         training.begin(ending.algorithm, DeterminismFacts())

@@ -18,10 +18,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from rltemplate.analysis.journal import Journal
 from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, single_line, text_of
-from rltemplate.config.command_args import argument, json_flag, rest, whole
+from rltemplate.config.command_args import argument, file, json_flag, rest, whole
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
+from rltemplate.run.lines import say
 
 # The longer signs first: `>=` begins with `>`.
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -41,12 +43,13 @@ class Args:
     record, or a metric. `env=Half*`, `seed=1,2`, `return='>3000'` and `status='!=finished'` work as well.
     `sort=-KEY` puts the highest first, `last=N` keeps the N that began last, `runs_dir=DIR` looks elsewhere.
     --json prints one list, an object for each run: the columns as recorded, those of `show=`, `dirty` and the
-    folder as `dir`.
+    folder as `dir`. `journal=FILE` adds entries about these runs to a file in Markdown, those that it lacks.
     """
 
     sort: str | None = argument(default=None)
     show: str = argument(default="")
     last: int | None = argument(whole(1), None)
+    journal: Path | None = argument(file, None)
     runs_dir: Path = argument(Path, Path("runs"))
     json: bool = json_flag()
     filters: list[str] = rest()
@@ -75,15 +78,18 @@ def main(args: Args) -> int:
         check_name(every, name, f"show={name}")
     names = list(dict.fromkeys([*SHOWN, *more]))
     if args.json:
-        shown = ({name: run.value(name) for name in [*names, "dirty"]} for run in runs)
-        found = [values | {"dir": str(run.dir)} for values, run in zip(shown, runs, strict=True)]
-        print(json.dumps(found, default=str))
+        columns = [*names, "dirty"]
+        objects = [{name: run.value(name) for name in columns} | {"dir": str(run.dir)} for run in runs]
+        print(json.dumps(objects, default=str))
     elif not every:
         print(f"no runs under {args.runs_dir} yet")
     elif not runs:
         print(f"no run fits {' '.join(args.filters)}; there are {len(every)} under {args.runs_dir}")
     else:
         print("\n".join(_lines(runs, names)))
+    if args.journal is not None:
+        count = Journal(args.journal, runs_dir).add(runs)
+        say(f"{count} {'entry' if count == 1 else 'entries'} added to {args.journal}", stream=sys.stderr)
     return 0
 
 
