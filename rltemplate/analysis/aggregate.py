@@ -32,13 +32,13 @@ class Together(NamedTuple):
 
 def scores(experiments: Sequence[Experiment]) -> list[Together]:
     """The IQM of the normalised scores of each experiment with several environments."""
-    found = []
-    for name, here in _by_name(experiments).items():
-        known = {each.env: values for each in here if (values := _normalised(each))}
-        if len(known) >= _LEAST:
-            value = _interval(lambda parts: STATISTICS["iqm"](np.concatenate(parts)), [*known.values()])
-            found.append(Together(name, _with_seeds(known), value))
-    return found
+    results = []
+    for name, members in _by_name(experiments).items():
+        returns = {each.env: values for each in members if (values := _normalised(each))}
+        if len(returns) >= _LEAST:
+            value = _interval(lambda parts: STATISTICS["iqm"](np.concatenate(parts)), [*returns.values()])
+            results.append(Together(name, _with_seeds(returns), value))
+    return results
 
 
 def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
@@ -59,10 +59,10 @@ def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
             yield Together(f"{b} better than {a}", [each.env for each, _ in pairs], value)
 
 
-def _with_seeds(known: Mapping[str, list[float]]) -> list[str]:
+def _with_seeds(scores_by_env: Mapping[str, list[float]]) -> list[str]:
     """Names of environments, with their numbers of seeds if these differ: each run counts once."""
-    same = len({*map(len, known.values())}) == 1
-    return [env if same else f"{env} ({len(values)} seeds)" for env, values in known.items()]
+    same = len({*map(len, scores_by_env.values())}) == 1
+    return [env if same else f"{env} ({len(values)} seeds)" for env, values in scores_by_env.items()]
 
 
 def _probability(parts: Sequence[Any]) -> float:
@@ -75,11 +75,11 @@ def _probability(parts: Sequence[Any]) -> float:
 
 
 def _by_name(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
-    found: dict[str, list[Experiment]] = {}
+    groups: dict[str, list[Experiment]] = {}
     for each in experiments:
         if each.counted:
-            found.setdefault(f"{each.algo} {each.by or 'default'}", []).append(each)
-    return found
+            groups.setdefault(f"{each.algo} {each.by or 'default'}", []).append(each)
+    return groups
 
 
 def _normalised(experiment: Experiment) -> list[float]:

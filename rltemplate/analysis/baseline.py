@@ -45,7 +45,7 @@ def check_baseline(
     changed = changes.files_between(project, baseline.record.git, now)
     # It is not known what a run will use that has not begun. What its baseline used is compared.
     used = None if baseline.record.used is None else digests_now(project, baseline.record.used)
-    found = []
+    diffs = []
     for config, words in zip(configs, overrides, strict=True):
         planned = RunRecord(
             id="now",
@@ -56,10 +56,10 @@ def check_baseline(
             versions=versions[bool(config.get("compile"))],
             machine=machine,
         )
-        found.append(compare_records(baseline, Run(Path(), planned, config), changed))
-    lines = [f"note: baseline: {note}" for note in dict.fromkeys(note for one in found for note in one.notes)]
+        diffs.append(compare_records(baseline, Run(Path(), planned, config), changed))
+    lines = [f"note: baseline: {note}" for note in dict.fromkeys(note for one in diffs for note in one.notes)]
     # A sweep has a job for each combination of its values, so all factors count together.
-    factors = {name: change for one in found for name, change in one.factors.items()}
+    factors = {name: change for one in diffs for name, change in one.factors.items()}
     if len(factors) > 1:
         problem = f"{len(factors)} things differ: {describe(factors)}"
         if any(config.get("baseline_check") != "warn" for config in configs):
@@ -70,5 +70,5 @@ def check_baseline(
         unclear = "the cause of a difference in returns is unclear"
         return [*lines, f"warning: against {baseline.id}: {problem}; {unclear}"]
     same = "nothing else differs" if changed is None else "same experiment"
-    said = dict.fromkeys(describe(one.factors) or same for one in found)
-    return [*lines, f"against {baseline.id}: {few([*said])}"]
+    summaries = dict.fromkeys(describe(one.factors) or same for one in diffs)
+    return [*lines, f"against {baseline.id}: {few([*summaries])}"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from rltemplate.analysis import traces
 from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
 from rltemplate.analysis.runs import Run, load_run, single_line
-from rltemplate.analysis.traces import Divergence, Trace, first_difference, open_trace
+from rltemplate.analysis.traces import Divergence, RecordedTrace, first_difference, open_trace
 from rltemplate.config.command_args import few
 from rltemplate.interfaces import ConfigError
 from rltemplate.run.paths import METRICS, TRACE, from_here
@@ -66,7 +66,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     return comparison
 
 
-def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison:
+def compare_traces(a: Run, b: Run, trace_a: RecordedTrace, trace_b: RecordedTrace) -> Comparison:
     """Compare two runs whose traces are read already."""
     for trace in (trace_a, trace_b):
         if trace.first_end(range(len(trace.lines)))[0] > 1:
@@ -80,7 +80,7 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
             )
     alone = [_logged_alone(*each) for each in ((a, trace_a, trace_b), (b, trace_b, trace_a))]
     not_compared = [*alone[0], *alone[1]]
-    at, found = first_difference(trace_a, trace_b, left_out=not_compared), diff_runs(a, b)
+    at, diff = first_difference(trace_a, trace_b, left_out=not_compared), diff_runs(a, b)
     same_length = trace_a.reach == trace_b.reach
     pairs = zip("ab", alone, strict=True)
     notes = [
@@ -88,7 +88,7 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
     ]
     verdict = DIVERGED if at is not None else IDENTICAL if same_length else SHORTER
     advice = (
-        [] if at is None else [*_look_at(at, trace_a.detail, found.differences, diff_command(a.dir, b.dir))]
+        [] if at is None else [*_look_at(at, trace_a.detail, diff.differences, diff_command(a.dir, b.dir))]
     )
     side_a, side_b = (
         Side(trace.run, str(run.dir), run.record.status, *trace.reach)
@@ -101,14 +101,14 @@ def compare_traces(a: Run, b: Run, trace_a: Trace, trace_b: Trace) -> Comparison
         detail=trace_a.detail,
         divergence=at,
         look_at=advice,
-        differences=found.differences,
-        not_recorded=found.not_recorded,
-        notes=notes + found.notes,
+        differences=diff.differences,
+        not_recorded=diff.not_recorded,
+        notes=notes + diff.notes,
         not_compared=not_compared,
     )
 
 
-def _logged_alone(run: Run, trace: Trace, other: Trace) -> list[str]:
+def _logged_alone(run: Run, trace: RecordedTrace, other: RecordedTrace) -> list[str]:
     """Metrics that the run logged and the other trace does not have."""
     return sorted((trace.items - other.items) & {*run.record.final_metrics, *run.last_row})
 
@@ -147,11 +147,11 @@ def diff_command(a: Path, b: Path) -> str:
     return f"make diff a={from_here(a)} b={from_here(b)} code=full"
 
 
-def _look_at(at: Divergence, detail: str, found: Sequence[Difference], show_code: str) -> Iterator[str]:
-    if any(one.key == "seed" for one in found):
+def _look_at(at: Divergence, detail: str, differences: Sequence[Difference], show_code: str) -> Iterator[str]:
+    if any(one.key == "seed" for one in differences):
         yield "The seeds differ, so the first weights and all random numbers do."
         return
-    if any(one.section == CODE and one.affects_results for one in found):
+    if any(one.section == CODE and one.affects_results for one in differences):
         yield f"The code differs: {show_code} shows what was changed."
     if at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:
         yield "Inside an iteration the first of the list need not be the first in time; trace=step tells it."
@@ -193,7 +193,7 @@ def _item(at: Divergence) -> str:
 
 def report(comparison: Comparison) -> str:
     """The comparison for a terminal, the verdict first."""
-    at, found = comparison.divergence, comparison.differences
+    at, differences = comparison.divergence, comparison.differences
     lines = [headline(comparison), ""]
     for name, side in (("a", comparison.a), ("b", comparison.b)):
         lines.append(f"  {name}  {side.run_dir}  ({side.status}, {side})")
@@ -205,13 +205,13 @@ def report(comparison: Comparison) -> str:
         named += [("only a", at.only_a), ("only b", at.only_b)]
         lines += [f"  {title:7}{few(names, _LISTED)}" for title, names in named if names]
         lines += ["", "look at", *(f"  {i}. {text}" for i, text in enumerate(comparison.look_at, start=1))]
-    if found:
-        lines += ["", f"what else differs ({len(found)})"]
+    if differences:
+        lines += ["", f"what else differs ({len(differences)})"]
     else:
         equal = [section for section in SECTIONS if section not in comparison.not_recorded]
         lines += ["", f"nothing else differs: {', '.join(equal)} are equal"]
-    for section in dict.fromkeys(one.section for one in found):
-        lines += [f"  {section}", *(f"  {line}" for line in listed(found, section, _LISTED))]
+    for section in dict.fromkeys(one.section for one in differences):
+        lines += [f"  {section}", *(f"  {line}" for line in listed(differences, section, _LISTED))]
     if comparison.not_recorded:
         lines.append(f"not recorded by both, so not compared: {', '.join(comparison.not_recorded)}")
     return "\n".join([*lines, *(f"note: {single_line(note)}" for note in comparison.notes)])

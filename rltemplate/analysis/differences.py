@@ -148,10 +148,12 @@ def diff_runs(a: Run, b: Run, project: Path = PROJECT) -> RunDiff:
 def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
     """Differences between two loaded runs, of which `files` differ in their code (None: unknown)."""
     facts = dict(zip(SECTIONS[1:], zip(_facts(a), _facts(b), strict=True), strict=True))
-    found = list(_differences(a, b, files, facts))
+    differences = list(_differences(a, b, files, facts))
     not_recorded = [] if _some_revision(a, b) else [CODE]
     not_recorded += [section for section, sides in facts.items() if not all(sides)]
-    return RunDiff(found, _factors(a, b, found), files, not_recorded, list(_notes(a, b, found, files)))
+    return RunDiff(
+        differences, _factors(a, b, differences), files, not_recorded, list(_notes(a, b, differences, files))
+    )
 
 
 def _differences(a: Run, b: Run, files: list[str] | None, facts: _Facts) -> Iterator[Difference]:
@@ -194,13 +196,13 @@ def _some_revision(a: Run, b: Run) -> bool:
     return {_revision(a), _revision(b)} != {NOT_RECORDED}
 
 
-def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None) -> Iterator[str]:
+def _notes(a: Run, b: Run, differences: Sequence[Difference], files: list[str] | None) -> Iterator[str]:
     if files is None and not (a.record.git.problem or b.record.git.problem):  # those get a line below
         yield (
             "the code cannot be compared: this repository does not have both snapshots "
             "(`git fetch REMOTE 'refs/runs/*:refs/runs/*'`)"
         )
-    elif files and not any(one.section == CODE and one.affects_results for one in found):
+    elif files and not any(one.section == CODE and one.affects_results for one in differences):
         yield f"only files differ that cannot change a run: {few(files)}"
     for run in (a, b):
         git, status = run.record.git, run.record.status
@@ -217,15 +219,15 @@ def _notes(a: Run, b: Run, found: Sequence[Difference], files: list[str] | None)
             yield f"not in the snapshot of {run.id}, so not compared: {few(nested)}"
 
 
-def _factors(a: Run, b: Run, found: Sequence[Difference]) -> dict[str, str]:
+def _factors(a: Run, b: Run, differences: Sequence[Difference]) -> dict[str, str]:
     counted = {
-        name: [one for one in found if one.section == name and one.affects_results] for name in SECTIONS
+        name: [one for one in differences if one.section == name and one.affects_results] for name in SECTIONS
     }
     keys, code = counted[CONFIGURATION], [one.key for one in counted[CODE]]
     if code:  # keys of only one version of the code belong to `code`
         keys = [one for one in keys if not one.one_sided or one.key.startswith(_GIVEN)]
-    given = {word.lstrip("+~").partition("=")[0] for run in (a, b) for word in run.record.overrides}
-    factors = _config_factors({one.key: one for one in keys}, given)
+    typed = {word.lstrip("+~").partition("=")[0] for run in (a, b) for word in run.record.overrides}
+    factors = _config_factors({one.key: one for one in keys}, typed)
     if code and code != [REVISION]:
         factors["code"] = f"({few(code)})"
     # If only one run has a setting, perhaps only its version of the code reads this setting back.
@@ -250,10 +252,10 @@ def resumed_with(run: Run) -> list[str]:
     return [key for key in changed if key in counted]
 
 
-def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str, str]:
-    """Factors among changed keys of the configuration; `given` are the keys of both command lines."""
+def _config_factors(changed: dict[str, Difference], typed: set[str]) -> dict[str, str]:
+    """Factors among changed keys of the configuration; `typed` are the keys of both command lines."""
     chosen = {group: changed.pop(key) for group, key in _CHOICES.items() if key in changed}
-    if chosen.keys() & {"algo", "env"} and "recipe" not in given:
+    if chosen.keys() & {"algo", "env"} and "recipe" not in typed:
         chosen.pop("recipe", None)  # the other choice brings it
     factors = {group: one.change for group, one in chosen.items()}
     for key, one in changed.items():
@@ -261,7 +263,7 @@ def _config_factors(changed: dict[str, Difference], given: set[str]) -> dict[str
         wrappers = key in _GIVEN  # one value, of which a part may be given
         explicit = any(
             f"{key}.".startswith(f"{name}.") or (wrappers and name.startswith(f"{key}."))
-            for name in given - _CHOICES.keys()
+            for name in typed - _CHOICES.keys()
         )
         brought = key in _FOLLOW or bool(chosen.keys() & {root, "algo", "env", "recipe"})
         unknown_to_other = one.one_sided and root in ("algo", "env") and root in chosen and not wrappers
@@ -277,26 +279,28 @@ def describe(factors: Mapping[str, str]) -> str:
     return "; ".join(texts[:_NAMED]) + more
 
 
-def verdict(found: RunDiff) -> str:
+def verdict(diff: RunDiff) -> str:
     """The changes in a line; a warning if there is more than one, or the code is unknown."""
-    count, unknown = len(found.factors), found.changed_files is None
-    told = {0: "nothing differs", 1: "1 thing differs"}.get(count, f"{count} things differ")
-    told += f": {describe(found.factors)}" if count else ""
+    count, unknown = len(diff.factors), diff.changed_files is None
+    text = {0: "nothing differs", 1: "1 thing differs"}.get(count, f"{count} things differ")
+    text += f": {describe(diff.factors)}" if count else ""
     if count > 1 or unknown:
-        told += ", and the code cannot be compared" if unknown else ""
-        return f"warning: {told}; the cause of a difference in returns is unclear"
+        text += ", and the code cannot be compared" if unknown else ""
+        return f"warning: {text}; the cause of a difference in returns is unclear"
     if count:
-        return told
-    seeds = next((one.change for one in found.differences if one.key == SEED), None)
+        return text
+    seeds = next((one.change for one in diff.differences if one.key == SEED), None)
     return f"same experiment{', same seed' if seeds is None else f': only the seed differs, {seeds}'}"
 
 
-def listed(found: Iterable[Difference], section: str, most: int | None = None) -> Iterator[str]:
+def listed(differences: Iterable[Difference], section: str, most: int | None = None) -> Iterator[str]:
     """Lines about the differences of a section, those that can change results first."""
-    here = sorted((one for one in found if one.section == section), key=lambda one: not one.affects_results)
-    keys = [single_line(one.key) for one in here]
+    chosen = sorted(
+        (one for one in differences if one.section == section), key=lambda one: not one.affects_results
+    )
+    keys = [single_line(one.key) for one in chosen]
     width = max(map(len, keys), default=0)
-    for key, one in list(zip(keys, here, strict=True))[:most]:
+    for key, one in list(zip(keys, chosen, strict=True))[:most]:
         yield f"  {key:{width}}  {one.change}{one.remark}"
-    if most is not None and len(here) > most:
-        yield f"  and {len(here) - most} more; --json lists them all"
+    if most is not None and len(chosen) > most:
+        yield f"  and {len(chosen) - most} more; --json lists them all"

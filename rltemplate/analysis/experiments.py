@@ -121,10 +121,10 @@ class Experiment:
     @cached_property
     def curve(self) -> list[tuple[int, Interval]]:
         """The IQM over seeds at steps that all counted runs share."""
-        found = [dict(points(run, self.score)) for run in self.counted]
-        shared = sorted(set.intersection(*map(set, found))) if found else []
+        curves = [dict(points(run, self.score)) for run in self.counted]
+        shared = sorted(set.intersection(*map(set, curves))) if curves else []
         steps = thinned(shared, _MOST_INTERVALS)
-        return [(step, stats.interval([each[step] for each in found])) for step in steps]
+        return [(step, stats.interval([each[step] for each in curves])) for step in steps]
 
     def cautions(self) -> Iterator[str]:
         """Reasons to doubt the statistics."""
@@ -176,13 +176,13 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     if by is not None:
         check_name(runs, by, f"by={by}")
     contents = dict[str, dict[str, str] | None]()  # of the code, by its name in records
-    found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
         values = experiment_of(run.config)
         if by is not None:
             values[by] = text_of(run.value(by))
-        found.setdefault(tuple(sorted(values.items())), []).append(run)
-    parts = [(dict(values), part) for values, same in found.items() for part in _by_code(same, contents)]
+        groups.setdefault(tuple(sorted(values.items())), []).append(run)
+    parts = [(dict(values), part) for values, same in groups.items() for part in _by_code(same, contents)]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
     return [
         Experiment(number, part, ", ".join(map(single_line, _words(values, part[0], parts, by))) or None)
@@ -207,17 +207,17 @@ def _by_code(runs: Sequence[Run], contents: dict[str, dict[str, str] | None]) ->
 
 def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> list[str]:
     """Differences from the recipe, and from most experiments with the same differences from it."""
-    said = [] if by is None else [f"{short_key(by)}={values[by]}"]
-    said += [text for text in run.changes if by is None or not text.startswith(f"{short_key(by)}=")]
+    changes = [] if by is None else [f"{short_key(by)}={values[by]}"]
+    changes += [text for text in run.changes if by is None or not text.startswith(f"{short_key(by)}=")]
     kind = run.value("algo"), run.env, run.changes
-    known = [(known, part[0]) for known, part in parts]
-    others = [each for each, first in known if (first.value("algo"), first.env, first.changes) == kind]
+    firsts = [(shared, part[0]) for shared, part in parts]
+    others = [each for each, first in firsts if (first.value("algo"), first.env, first.changes) == kind]
     words = []
     for key in sorted({key for each in others for key in each} - {by}):
         usual = Counter(each.get(key) for each in others).most_common(1)[0][0]
         if values.get(key) != usual:
             words.append(f"{short_key(key)}={values.get(key, 'absent')}")
-    words = [*said, *words]
+    words = [*changes, *words]
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")
         beside = (

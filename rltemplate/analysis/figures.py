@@ -60,7 +60,7 @@ class Chart(NamedTuple):
 
 def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
     """Charts by number of the experiment; number 0 has charts of environments with several experiments."""
-    found: dict[int, list[Chart]] = {0: list(_by_environment(experiments))}
+    charts: dict[int, list[Chart]] = {0: list(_by_environment(experiments))}
     for each in experiments:
         key = paths.safe_name(f"{each.number:03d}-{each.algo}-{each.env}")
         metrics = sorted({name for run in each.runs for row in run.rows for name in row})
@@ -73,10 +73,10 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
             for name in metrics
             if name not in (each.score, "env_steps", "wall_time_s")
         ]
-        found[each.number] = [first] if lines else []
+        charts[each.number] = [first] if lines else []
         if panels:
-            found[each.number].append(Chart(f"{key}-metrics", f"All metrics of {each.title}", panels))
-    return found
+            charts[each.number].append(Chart(f"{key}-metrics", f"All metrics of {each.title}", panels))
+    return charts
 
 
 def search_chart(folder: Path) -> Chart:
@@ -104,15 +104,15 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
     for each in experiments:
         if each.curve:
             kinds.setdefault((each.env, each.score), []).append(each)
-    for (env, score), here in kinds.items():
-        shown = here[-len(COLORS) :]
+    for (env, score), members in kinds.items():
+        shown = members[-len(COLORS) :]
         if len(shown) > 1:
             names = [
                 f"{each.number}. {each.algo} {(each.by or 'default')[:80]} (n={len(each.counted)})"
                 for each in shown
             ]
             lines = [_middle(*line) for line in zip(shown, COLORS, names, strict=False)]
-            caption = f"{env}: {score} of {len(shown)} of {len(here)} experiments, IQM over seeds"
+            caption = f"{env}: {score} of {len(shown)} of {len(members)} experiments, IQM over seeds"
             panel = Panel(score, lines, _levels(shown))
             yield Chart(paths.safe_name(f"all-{env}-{score}"), caption, [panel])
 
@@ -120,11 +120,11 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
 def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
     """A line for each run that logged the metric, grey for runs that are in no statistic."""
     for number, run in enumerate(experiment.runs):
-        found = thinned(points(run, metric), _MOST_POINTS)
-        if found:
+        curve = thinned(points(run, metric), _MOST_POINTS)
+        if curve:
             name, counted = f"seed {run.config['seed']}", run in experiment.counted
             color = COLORS[number % (len(COLORS) - 1)] if counted else _GREY
-            yield Line(name if counted else f"{name}, not counted: {run.value('status')}", found, color)
+            yield Line(name if counted else f"{name}, not counted: {run.value('status')}", curve, color)
 
 
 def _middle(experiment: Experiment, color: str, name: str) -> Line:
@@ -180,8 +180,8 @@ def _drawn(chart: Chart) -> Any:
         axes = figure.add_subplot(rows, columns, number)
         axes.set_title(escaped(panel.title), fontsize=8)
         axes.margins(y=0.1)  # room for the name of a level at the top
-        whole = all(isinstance(at, int) for line in panel.lines for at, _ in line.points)
-        if whole and not panel.bars:
+        integers = all(isinstance(at, int) for line in panel.lines for at, _ in line.points)
+        if integers and not panel.bars:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         if not panel.bars:

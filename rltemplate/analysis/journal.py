@@ -21,7 +21,6 @@ from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.config.terminal import escaped
 from rltemplate.interfaces import ConfigError, in_a_line
 from rltemplate.run import paths
-from rltemplate.run.files import flush_folder, make_durable_folder, to_stderr
 from rltemplate.run.read import find_run
 from rltemplate.run.record import RUNNING, SweepRecord
 

@@ -152,8 +152,8 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
 def _status(record: RunRecord) -> str:
     """The recorded status; `killed` if a run of this machine is `running` and its process is gone."""
     process = record.resumed[-1] if record.resumed else record
-    here = process.hostname == platform.node() and process.pid is not None
-    gone = here and record.status == "running" and not Path(f"/proc/{process.pid}").exists()
+    local = process.hostname == platform.node() and process.pid is not None
+    gone = local and record.status == "running" and not Path(f"/proc/{process.pid}").exists()
     return "killed" if gone and Path("/proc/self").exists() else record.status
 
 

@@ -57,7 +57,7 @@ STATISTICS: dict[str, Callable[..., Any]] = {"iqm": _iqm, "mean": np.mean, "medi
 
 
 def interval(
-    given: Sequence[float], statistic: str = "iqm", minus: Sequence[float] | None = None
+    values: Sequence[float], statistic: str = "iqm", minus: Sequence[float] | None = None
 ) -> Interval:
     """A statistic of one score per seed, or its difference from the statistic of `minus`, and its interval.
 
@@ -65,7 +65,7 @@ def interval(
     """
     from scipy import stats
 
-    scores = [np.asarray(group, float) for group in (given, minus) if group is not None]
+    scores = [np.asarray(group, float) for group in (values, minus) if group is not None]
     if not all(group.size and np.isfinite(group).all() for group in scores):
         raise ValueError("expected finite scores, at least one in each group")
     of, signs = STATISTICS[statistic], (1, -1)

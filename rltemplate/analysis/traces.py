@@ -82,7 +82,7 @@ class _Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RecordedTrace:
     """A trace: the facts of its first line, and the lines after that."""
 
     run: str
@@ -106,12 +106,12 @@ class Trace:
     @property
     def items(self) -> set[str]:
         """The names of all items."""
-        found = set[str]()
+        names_seen = set[str]()
         for number, line in enumerate(self.lines):
             if line.startswith(ITEMS_LINE):
                 with self._line(number) as (_, _, names):
-                    found.update(names)
-        return found
+                    names_seen.update(names)
+        return names_seen
 
     def events(self, start: int = 0, hidden: Container[str] = ()) -> Iterator[tuple[int, Event]]:
         """The events from line `start` on with the numbers of their lines, without `hidden` items."""
@@ -149,7 +149,7 @@ class Trace:
         with self._line(len(self.lines) - 1) as (*_, chain):
             return str(chain)
 
-    def whole(self, most: int | None = None) -> Trace:
+    def whole(self, most: int | None = None) -> RecordedTrace:
         """The trace up to the end of its last whole iteration, or of its iteration `most`, counted from 1."""
         ends = [at for at, line in enumerate(self.lines, start=1) if _ends(line)]
         return replace(self, lines=self.lines[: max(ends[:most], default=0)])
@@ -167,7 +167,7 @@ class Event:
         return f"{'the end of ' * (self.name == ITERATION)}{self.name} {self.index}"
 
 
-def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
+def open_trace(run_dir: Path, when_missing: str = "") -> RecordedTrace:
     """The whole iterations of the trace in `run_dir`; the last line of a killed run may be cut.
 
     Raises ConfigError, which ends with `when_missing` if there is no iteration.
@@ -183,7 +183,7 @@ def open_trace(run_dir: Path, when_missing: str = "") -> Trace:
         head = None
     if head is None or not head.readable:
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")
-    trace = Trace(run, head.detail, head.algo, lines).whole()
+    trace = RecordedTrace(run, head.detail, head.algo, lines).whole()
     if not trace.lines:
         raise ConfigError(f"{run}: has no iteration in {TRACE}; {when_missing}")
     return trace
@@ -194,7 +194,9 @@ def _ends(line: bytes) -> bool:
     return line.startswith(ITERATION_LINE) and line.endswith(b"]\n")
 
 
-def first_difference(a: Trace, b: Trace, *, left_out: Collection[str] = ()) -> Divergence | None:
+def first_difference(
+    a: RecordedTrace, b: RecordedTrace, *, left_out: Collection[str] = ()
+) -> Divergence | None:
     """The first difference; None if the traces are equal up to the end of the shorter one.
 
     An event with other items is the first difference only if all items that both traces have are equal to

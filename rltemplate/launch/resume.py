@@ -9,8 +9,7 @@ from rltemplate.config.command_args import argument, one_of, program, switch, wh
 from rltemplate.launch.command import become
 from rltemplate.run.continuation import ACCEPT
 from rltemplate.run.files import say
-from rltemplate.run.job import Job, resume_job
-from rltemplate.run.files import say
+from rltemplate.run.job import resume_job
 from rltemplate.run.read import find_run
 
 

@@ -21,6 +21,7 @@ from rltemplate.run.read import find_run
 
 POLICIES = Path("results") / "policies"
 _FILES = re.compile(r"(step_\d{1,18})\.json \1\.pt")
+_OF_TRAINING = ("streams", "envs", "obs")  # parts of a state that acting does not need
 # The zeros of a policy file are packed well: those of SAC are an eleventh of their checkpoints.
 _MOST_RATIO, _FEW_BYTES = 100, 16_000_000
 
@@ -36,11 +37,12 @@ def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterat
     if run is not None:
         yield find_run(run, runs_dir)
         return
-    file, known = Path(str(policy)), sorted(path.stem for path in POLICIES.glob("*.zip"))
+    file = Path(str(policy))
     if file.suffix != ".zip":
-        if policy not in known:
-            which = choose(str(policy), known, str(POLICIES)) if known else "give a path that ends in .zip"
-            raise ConfigError(f"policy={policy}: no such file in {POLICIES}; {which}")
+        names = sorted(path.stem for path in POLICIES.glob("*.zip"))
+        if policy not in names:
+            answer = choose(str(policy), names, str(POLICIES)) if names else "give a path that ends in .zip"
+            raise ConfigError(f"policy={policy}: no such file in {POLICIES}; {answer}")
         file = POLICIES / f"{policy}.zip"
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / file.stem
@@ -60,9 +62,7 @@ def _unpack(file: Path, folder: Path) -> None:
         most = max(_FEW_BYTES, _MOST_RATIO * file.stat().st_size)
         if sum(part.file_size for part in parts) > most:
             raise ValueError(f"it unpacks to more than {most:,} bytes")
-        folder.mkdir(parents=True)
-        for part in parts:
-            (folder / part.filename).write_bytes(archive.read(part))
+        archive.extractall(folder)
 
 
 def export_policy(run_dir: Path, file: Path) -> None:
@@ -74,27 +74,25 @@ def export_policy(run_dir: Path, file: Path) -> None:
     from rltemplate.rerun.policy import load_policy
     from rltemplate.run.checkpoint import Checkpoints, newest_checkpoint
 
-    found = newest_checkpoint(run_dir, print, experience=False)
-    if found is None:
+    checkpoint = newest_checkpoint(run_dir, print, experience=False)
+    if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
-    _, algorithm, envs = load_policy(run_dir, path=found.path)
+    _, algorithm, envs = load_policy(run_dir, path=checkpoint.path)
     rng = np.random.default_rng(0)
     obs = rng.normal(scale=3.0, size=(4096, envs.codec.obs_size)).astype(np.float32)
-    state = {name: value for name, value in found.state.items() if name not in ("streams", "envs", "obs")}
     expected = algorithm.act(obs)
-    leaves, form = tree_flatten(state)
-    for place, held in enumerate(leaves):
-        if isinstance(held, torch.Tensor):
+    leaves, form = tree_flatten({k: v for k, v in checkpoint.state.items() if k not in _OF_TRAINING})
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
             # If noise in the place of a tensor does not change the actions, acting does not read it.
-            leaves[place] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(held.shape))).to(held.dtype)
+            leaves[index] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(leaf.shape))).to(leaf.dtype)
             algorithm.load_state_dict(tree_unflatten(leaves, form))
-            leaves[place] = torch.zeros_like(held) if np.array_equal(algorithm.act(obs), expected) else held
+            leaves[index] = torch.zeros_like(leaf) if np.array_equal(algorithm.act(obs), expected) else leaf
     state = tree_unflatten(leaves, form)
     algorithm.close()
-    with tempfile.TemporaryDirectory() as name:
-        path = Checkpoints(Path(name), found.config, keep=1).save(int(state["env_steps"]), state, None)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for each in (path, path.with_suffix(".json")):
-                # Without a time stamp, so that equal policies give equal files.
-                archive.writestr(zipfile.ZipInfo(each.name), each.read_bytes(), zipfile.ZIP_DEFLATED)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        path = Checkpoints(Path(folder), checkpoint.config, keep=1).save(int(state["env_steps"]), state, None)
+        for part in (path, path.with_suffix(".json")):
+            # Without a time stamp, so that equal policies give equal files.
+            archive.writestr(zipfile.ZipInfo(part.name), part.read_bytes(), zipfile.ZIP_DEFLATED)

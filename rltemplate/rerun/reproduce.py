@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rltemplate.analysis import compare
 from rltemplate.analysis.runs import Run, load_run
-from rltemplate.analysis.traces import ITERATION_LINE, Trace, open_trace
+from rltemplate.analysis.traces import ITERATION_LINE, RecordedTrace, open_trace
 from rltemplate.config.command_args import argument, few, json_flag, nearest, new_folder, switch
 from rltemplate.config.loading import complete
 from rltemplate.interfaces import REFUSED, ConfigError, in_a_line
@@ -158,7 +158,7 @@ def reproduce(
         )
 
 
-def _run_again(run: Run, trace: Trace, code: Code, run_dir: Path, children: Children) -> str | None:
+def _run_again(run: Run, trace: RecordedTrace, code: Code, run_dir: Path, children: Children) -> str | None:
     """Run the recorded configuration with the recorded code, without sinks and videos; its error, if any."""
     log, logger = run_dir.with_name(LOG), run.config["logger"]
     off = ("console", "journal", "tensorboard")  # older code has a journal
@@ -264,7 +264,7 @@ def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> P
     return folder
 
 
-def _recorded_trace(run: Run) -> Trace:
+def _recorded_trace(run: Run) -> RecordedTrace:
     """The whole iterations of a run's trace; ConfigError if it cannot be compared with another one."""
     missing = f"it was made with trace={run.config.get('trace')}"
     if why := run.record.left_out.get(paths.TRACE):
@@ -275,7 +275,7 @@ def _recorded_trace(run: Run) -> Trace:
     return trace
 
 
-def _limits(run: Run, trace: Trace) -> Iterator[str]:
+def _limits(run: Run, trace: RecordedTrace) -> Iterator[str]:
     """Notes on obstacles to an identical run; ConfigError if no uninterrupted run can equal this one."""
     record = run.record
     for part in record.resumed:

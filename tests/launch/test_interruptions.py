@@ -35,6 +35,7 @@ from rltemplate.config.project import ALGORITHMS
 from rltemplate.determinism import machine
 from rltemplate.determinism.machine import package_versions
 from rltemplate.interfaces import ConfigError
+from rltemplate.launch.worker import run
 from rltemplate.run import continuation, paths
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import check_changes, find_continuation, only_begins_anew
@@ -43,7 +44,6 @@ from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.job import resume_job
 from rltemplate.run.manifest import list_checkpoints
 from rltemplate.run.record import RunRecord
-from rltemplate.launch.worker import run
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 TOTAL = {"ppo": 4800}  # environment steps

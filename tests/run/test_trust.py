@@ -14,8 +14,7 @@ from rltemplate.config.schema import Config
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths, trust
 from rltemplate.run.git.snapshot import commit_run, take_snapshot
-from rltemplate.run.job import Job, resume_job
-from rltemplate.run.files import LineFile, cut_file, lock, replace_text
+from rltemplate.run.job import resume_job
 from rltemplate.run.record import RunRecord
 
 SHAPED = {"examples.shaping:Upright": {"gamma": 0.99}}  # no wrapper of Gymnasium

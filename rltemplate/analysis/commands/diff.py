@@ -36,17 +36,17 @@ class Args:
 def main(args: Args) -> int:
     """Print the differences, and in the last line the number of changes."""
     a, b = (load_run(find_run(text, args.runs_dir, key)) for key, text in (("a", args.a), ("b", args.b)))
-    found, text = diff_runs(a, b, PROJECT), None
-    if found.changed_files and args.code == "full":
+    diff, text = diff_runs(a, b, PROJECT), None
+    if diff.changed_files and args.code == "full":
         text = changes.text_between(PROJECT, a.record.git, b.record.git)
     print(f"a  {a.id}\nb  {b.id}")
     for section in SECTIONS:
         full = section == CODE and text
         differences = [
-            one for one in found.differences if not (full and one.key in (found.changed_files or ()))
+            one for one in diff.differences if not (full and one.key in (diff.changed_files or ()))
         ]
         shown = list(listed(differences, section))
-        nothing = "not recorded" if section in found.not_recorded else "equal"
+        nothing = "not recorded" if section in diff.not_recorded else "equal"
         print("", section if shown or full else f"{section}: {nothing}", sep="\n")
         if text and full:
             _print_patch(text)
@@ -56,7 +56,7 @@ def main(args: Args) -> int:
     print("\nmetrics at the end")
     for name, *values in rows:
         print(f"  {name:{widths[0]}}  {values[0]:>{widths[1]}}  {values[1]:>{widths[2]}}")
-    print("", *(f"note: {single_line(note)}" for note in found.notes), verdict(found), sep="\n")
+    print("", *(f"note: {single_line(note)}" for note in diff.notes), verdict(diff), sep="\n")
     return 0
 
 
@@ -70,8 +70,8 @@ def _print_patch(text: str) -> None:
 
 
 def _metrics(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
-    known = {**(a.record.final_metrics or a.last_row), **(b.record.final_metrics or b.last_row)}
-    names = [name for name in ("eval/return", *known) if name not in ("env_steps", "wall_time_s")]
+    metrics = {**(a.record.final_metrics or a.last_row), **(b.record.final_metrics or b.last_row)}
+    names = [name for name in ("eval/return", *metrics) if name not in ("env_steps", "wall_time_s")]
     for name in dict.fromkeys(("steps", *names, "duration")):
         if (values := (cell(a, name), cell(b, name))) != (NOTHING, NOTHING):
             yield single_line(name), *values

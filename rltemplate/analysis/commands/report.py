@@ -167,12 +167,12 @@ def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) ->
 def _newest_film(experiment: Experiment, place: Path) -> Film | None:
     import av
 
-    found = [
+    videos = [
         (run.record.started_at or "", steps, path)
         for run in experiment.runs
         for steps, path in paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()
     ]
-    for _, steps, path in sorted(found, reverse=True):
+    for _, steps, path in sorted(videos, reverse=True):
         with suppress(OSError, StopIteration, av.FFmpegError):  # the video is cut or damaged
             link = quote(Path(os.path.relpath(path, place)).as_posix())
             return Film(experiment, steps, link, b64encode(_poster(path)).decode())

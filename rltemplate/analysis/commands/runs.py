@@ -58,8 +58,8 @@ class Args:
 def main(args: Args) -> int:
     """Print the table."""
     runs_dir = args.runs_dir.expanduser()
-    there = {path.parent for name in (paths.RECORD, paths.CONFIG) for path in runs_dir.glob(f"*/*/{name}")}
-    every, problems = load_runs(sorted(there))
+    dirs = {path.parent for name in (paths.RECORD, paths.CONFIG) for path in runs_dir.glob(f"*/*/{name}")}
+    every, problems = load_runs(sorted(dirs))
     for problem in problems:
         print(f"note: {single_line(problem)}", file=sys.stderr)
     runs = sorted(every, key=lambda run: (run.record.started_at or "~", run.id))
@@ -112,9 +112,9 @@ def _sorted(runs: Sequence[Run], key: str) -> list[Run]:
         value = run.values[name]
         return (0, value) if isinstance(value, int | float) else (1, text_of(value))
 
-    known = [run for run in runs if run.value(name) is not None]
+    present = [run for run in runs if run.value(name) is not None]
     lacking = [run for run in runs if run.value(name) is None]
-    return sorted(known, key=rank, reverse=key[0] == "-") + lacking
+    return sorted(present, key=rank, reverse=key[0] == "-") + lacking
 
 
 def _matches(value: Any, text: str) -> bool:

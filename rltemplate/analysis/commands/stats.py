@@ -73,21 +73,21 @@ def _about(experiment: Experiment, statistic: str) -> Iterator[str]:
 
 def compare(a: Experiment, b: Experiment, statistic: str = "iqm") -> list[str]:
     """Lines about the difference of two experiments, and whether its interval excludes zero."""
-    found, label = stats.interval(a.returns, statistic, minus=b.returns), stats.LABELS[statistic]
+    difference, label = stats.interval(a.returns, statistic, minus=b.returns), stats.LABELS[statistic]
     counts = len(a.counted), len(b.counted)
-    if found.low > 0 or found.high < 0:
-        turned = Interval(-found.value, -found.high, -found.low)
-        first, second, gain = (a, b, found) if found.low > 0 else (b, a, turned)
+    if difference.low > 0 or difference.high < 0:
+        turned = Interval(-difference.value, -difference.high, -difference.low)
+        first, second, gain = (a, b, difference) if difference.low > 0 else (b, a, turned)
         verb, hint = ("looks", ", a hint and no proof") if min(counts) < stats.FEW else ("is", "")
         verdict = f"{first.name} {verb} better than {second.name}: {label} higher by {gain}{hint}"
-    elif math.isnan(found.low):
-        verdict = f"undecided: a single seed has no spread; {label} differs by {show(found.value)}"
+    elif math.isnan(difference.low):
+        verdict = f"undecided: a single seed has no spread; {label} differs by {show(difference.value)}"
     elif len({*a.returns, *b.returns}) == 1:
         verdict = f"every run of {a.name} and {b.name} has the same score"
-    elif found.low == found.high == 0:
+    elif difference.low == difference.high == 0:
         verdict = f"undecided: {label} of {a.name} and {b.name} is the same, and single seeds differ"
     else:
-        verdict = f"undecided: {label} of {a.name} minus {label} of {b.name} is {found}"
+        verdict = f"undecided: {label} of {a.name} minus {label} of {b.name} is {difference}"
     lines = [f"{a.name} against {b.name} on {a.env}", f"  {verdict}; {counts[0]} against {counts[1]} seeds"]
     if a.score != b.score:
         kinds = {"eval/return": "evaluations", "episode/return": "training episodes"}

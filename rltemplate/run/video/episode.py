@@ -32,7 +32,7 @@ BLANK = "blank"  # all pictures are the same, of one colour
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class VideoJob:
     """A finished episode, and how to draw it."""
 
     make_env: Callable[[str], Any]
@@ -61,7 +61,7 @@ def serve() -> None:
     os._exit(status)
 
 
-def _record(job: Job) -> None:
+def _record(job: VideoJob) -> None:
     import av
 
     parent = os.getppid()
@@ -111,14 +111,14 @@ def _encodable(picture: Any) -> Picture:
 
     Grey pictures get three equal colours. An alpha channel is left out.
     """
-    given = np.asarray(picture)
-    if given.ndim == 2:
-        given = given[:, :, None]
-    if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] not in (1, 3, 4) or min(given.shape) == 0:
-        kind = "None" if picture is None else f"{given.dtype} {np.shape(picture)}"
+    array = np.asarray(picture)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] not in (1, 3, 4) or min(array.shape) == 0:
+        kind = "None" if picture is None else f"{array.dtype} {np.shape(picture)}"
         raise TypeError(f"render() returned {kind}, not uint8 (height, width, 3)")
-    height, width = (max(2, edge - edge % 2) for edge in given.shape[:2])
-    colours = given[:height, :width, [0, 0, 0] if given.shape[2] == 1 else [0, 1, 2]]
+    height, width = (max(2, edge - edge % 2) for edge in array.shape[:2])
+    colours = array[:height, :width, [0, 0, 0] if array.shape[2] == 1 else [0, 1, 2]]
     # A single row or column is drawn twice.
     return np.pad(colours, [(0, height - len(colours)), (0, width - colours.shape[1]), (0, 0)], "edge")
 

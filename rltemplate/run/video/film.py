@@ -48,14 +48,14 @@ def join(clips: Sequence[Clip], grid: tuple[int, int], path: Path) -> None:
 def _page(clips: Sequence[Clip], columns: int, rows: int, hold: int) -> Iterator[Picture]:
     """The pictures of clips side by side; the last one is repeated `hold` times."""
     shown: list[Any] = [None] * len(clips)
-    for coming in zip_longest(*(_pictures(clip) for clip in clips)):
-        shown = [old if new is None else new for old, new in zip(shown, coming, strict=True)]
+    for pictures in zip_longest(*(_pictures(clip) for clip in clips)):
+        shown = [old if new is None else new for old, new in zip(shown, pictures, strict=True)]
         empty = [np.full_like(shown[0], 255)] * (rows * columns - len(shown))
         tiles = np.stack([*shown, *empty]).reshape(rows, columns, *shown[0].shape)
-        whole = np.concatenate([np.concatenate(row, axis=1) for row in tiles])
-        yield whole
+        page = np.concatenate([np.concatenate(row, axis=1) for row in tiles])
+        yield page
     for _ in range(hold):
-        yield whole
+        yield page
 
 
 def _pictures(clip: Clip) -> Iterator[Picture]:

@@ -57,9 +57,9 @@ def choose_camera(env: Any) -> mujoco.MjvCamera:
     """
     model, data, camera = env.unwrapped.model, env.unwrapped.data, mujoco.MjvCamera()
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
-    given = "default_camera_config" in (getattr(env.spec, "kwargs", None) or {})
+    chosen = "default_camera_config" in (getattr(env.spec, "kwargs", None) or {})
     fixed = getattr(renderer, "camera_id", -1)
-    if fixed < 0 and not given:
+    if fixed < 0 and not chosen:
         fixed = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
     if fixed >= 0:
         camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, fixed
@@ -69,7 +69,7 @@ def choose_camera(env: Any) -> mujoco.MjvCamera:
         setattr(camera, name, value)
     if camera.trackbodyid > 0:
         camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
-    elif not given:
+    elif not chosen:
         solid = (model.geom_group < VISIBLE_GROUPS) & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
         places, around = data.geom_xpos[solid], model.geom_rbound[solid]
         low, high = (places - around[:, None]).min(axis=0), (places + around[:, None]).max(axis=0)
@@ -110,8 +110,8 @@ class RayCaster:
         rays = across * axes[0] - down * axes[1] + axes[2]  # row by row from the upper left
         rays = np.ascontiguousarray(rays / np.linalg.norm(rays, axis=1, keepdims=True))
         geoms, reach, normals = np.empty(count, np.int32), np.empty(count), np.zeros((count, 3))
-        found = (geoms, reach, normals.reshape(-1), count, FAR)
-        mujoco.mj_multiRay(self._model, self._data, position, rays.reshape(-1), self._groups, 1, -1, *found)
+        outputs = (geoms, reach, normals.reshape(-1), count, FAR)
+        mujoco.mj_multiRay(self._model, self._data, position, rays.reshape(-1), self._groups, 1, -1, *outputs)
         hit, colours = geoms >= 0, self._colours[geoms]
         colours[~hit] = SKY
         for plane in self._planes:

@@ -29,7 +29,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from rltemplate.run.files import make_durable_folder, move_in_place
-from rltemplate.run.video.episode import BLANK, DISK, NATIVE, Job, one_line
+from rltemplate.run.video.episode import BLANK, DISK, NATIVE, VideoJob, one_line
 
 _RENDERERS = ("egl", "osmesa", "raycast")  # for MuJoCo, in the order in which they are tried
 # Without windows and sounds; variables of the user come first. Some environments, such as highway-env's, draw
@@ -76,22 +76,22 @@ class VideoRecorder:
             make_durable_folder(path.parent)
             while self.renderers:
                 renderer = self.renderers[0]
-                job = Job(self.make_env, seed, actions, renderer, part, self.fps, self.size, self.stall_s)
-                status, said = self._draw(job)
+                parts = (self.make_env, seed, actions, renderer, part, self.fps, self.size, self.stall_s)
+                status, output = self._draw(VideoJob(*parts))
                 if self.stopping():
                     return False
                 if status == 0:
                     move_in_place(part, path)
-                    if BLANK in said:
+                    if BLANK in output:
                         self._say("videos show nothing", f"{path.name} has one colour only{_driver()}")
                     return True
                 if status == DISK:
-                    raise OSError(said[-1])
-                native = NATIVE in said
-                self.failures.setdefault(_reason(status, said), []).append(NATIVE if native else renderer)
+                    raise OSError(output[-1])
+                native = NATIVE in output
+                self.failures.setdefault(_reason(status, output), []).append(NATIVE if native else renderer)
                 self.renderers = [] if native else self.renderers[1:]
-            told = [f"{', '.join(names)}: {reason}" for reason, names in self.failures.items()]
-            self._say("videos are off", "; ".join(told))
+            reasons = [f"{', '.join(names)}: {reason}" for reason, names in self.failures.items()]
+            self._say("videos are off", "; ".join(reasons))
         except OSError as error:
             self._say("a video was skipped", f"{error}")
         finally:
@@ -99,21 +99,21 @@ class VideoRecorder:
                 part.unlink(missing_ok=True)
         return False
 
-    def _draw(self, job: Job) -> tuple[int, list[str]]:
+    def _draw(self, job: VideoJob) -> tuple[int, list[str]]:
         """The exit status of the child process, negative after a signal, and the lines that it wrote."""
         environ = _SDL | os.environ
         environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
         environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
         environ["MUJOCO_GL"] = "" if job.renderer == "raycast" else job.renderer
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-            given.write(cloudpickle.dumps(job))
-            given.seek(0)
+        with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as output_file:
+            job_file.write(cloudpickle.dumps(job))
+            job_file.seek(0)
             child = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CODE],
                 env=environ,
-                stdin=given,
-                stdout=said,
-                stderr=said,
+                stdin=job_file,
+                stdout=output_file,
+                stderr=output_file,
                 start_new_session=True,  # Ctrl-C is for this process, which then ends the child itself
             )
             try:
@@ -124,8 +124,8 @@ class VideoRecorder:
                     # The child leads its own session, so this also ends what the environment has started.
                     os.killpg(child.pid, signal.SIGKILL)
                 status = child.wait()
-            said.seek(0)
-            return status, said.read().decode(errors="replace").strip().split("\n")
+            output_file.seek(0)
+            return status, output_file.read().decode(errors="replace").strip().split("\n")
 
     def _say(self, what: str, why: str) -> None:
         if what not in self.noted:
@@ -139,11 +139,11 @@ def _driver() -> str:
     return "" if driver is None else f", with SDL_VIDEODRIVER={driver}"
 
 
-def _reason(status: int, said: Sequence[str]) -> str:
+def _reason(status: int, output: Sequence[str]) -> str:
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}: {said[-1][:160]}"
-    if said[-1].startswith("NotImplementedError"):
+        return f"killed by {signal.Signals(-status).name}: {output[-1][:160]}"
+    if output[-1].startswith("NotImplementedError"):
         return "the environment has no render() for rgb_array"
-    if "unexpected keyword argument 'render_mode'" in said[-1]:
+    if "unexpected keyword argument 'render_mode'" in output[-1]:
         return "the environment takes no render_mode"
-    return next((line for line in said if line.startswith("Timeout (")), said[-1])[:160]
+    return next((line for line in output if line.startswith("Timeout (")), output[-1])[:160]
