@@ -24,6 +24,12 @@ _COLUMNS = 4
 _MOST_POINTS = 300  # of one line; longer ones are thinned out evenly
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.ymargin": 0.1,  # room for the name of a level at the top
+    "axes.formatter.limits": (-3, 5),  # long numbers would reach into other panels
+    "legend.fontsize": 6,
+    "figure.subplot.wspace": 0.3,
+    "figure.subplot.hspace": 0.45,
     "text.parse_math": False,  # names are text, also with a $ in them
     "svg.hashsalt": "rltemplate",
     "savefig.bbox": "tight",
@@ -93,7 +99,7 @@ def search_chart(folder: Path) -> Chart:
         Line("best so far", best, COLORS[1]),
     ]
     title = "return by trial: dots, the best so far, and grey the pruned ones"
-    panels = [Panel(title, lines, across="trial")]
+    panels = [Panel(title, [line for line in lines if line.points], across="trial")]
     if record.importances:
         panels.append(Panel("importance", [], bars=record.importances))
     return Chart(paths.safe_name(folder.name), f"Search {words}: {len(record.trials)} trials", panels)
@@ -150,67 +156,58 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
 
 def svg(chart: Chart) -> bytes:
     """The chart as an SVG; equal charts give equal bytes with the same matplotlib."""
-    import matplotlib as mpl
-
     file = BytesIO()
-    with mpl.rc_context(_STYLE):
-        _drawn(chart).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    _save(chart, file, format="svg", metadata={"Date": None, "Creator": None})
     return file.getvalue()
 
 
 def write(charts: Iterable[Chart], folder: Path) -> None:
     """Write each chart to `folder`, which exists, as `<key>.png` (300 dpi) and `<key>.svg`."""
-    import matplotlib as mpl
-
     for chart in charts:
         (folder / f"{chart.key}.svg").write_bytes(svg(chart))
-        with mpl.rc_context(_STYLE):
-            _drawn(chart).savefig(folder / f"{chart.key}.png", dpi=300, metadata={"Software": None})
+        _save(chart, folder / f"{chart.key}.png", dpi=300, metadata={"Software": None})
 
 
-def _drawn(chart: Chart) -> Any:
+def _save(chart: Chart, file: Any, **options: Any) -> None:
+    import matplotlib as mpl
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     count = len(chart.panels)
     rows, columns = -(-count // _COLUMNS), min(_COLUMNS, count)
-    figure = Figure(figsize=(11, 4 if count == 1 else 3 if count == 2 else 1.9 * rows))
-    figure.subplots_adjust(wspace=0.3, hspace=0.45)
-    for number, panel in enumerate(chart.panels, start=1):
-        axes = figure.add_subplot(rows, columns, number)
-        axes.set_title(escaped(panel.title), fontsize=8)
-        axes.margins(y=0.1)  # room for the name of a level at the top
-        integers = all(isinstance(at, int) for line in panel.lines for at, _ in line.points)
-        if integers and not panel.bars:
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        if not panel.bars:
-            axes.ticklabel_format(axis="y", scilimits=(-3, 5))  # long numbers would reach into other panels
-        if count == 1 and not panel.bars:
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(11, 4 if count == 1 else 3 if count == 2 else 1.9 * rows))
+        for number, panel in enumerate(chart.panels, start=1):
+            axes = figure.add_subplot(rows, columns, number, title=escaped(panel.title))
+            (_draw_bars if panel.bars else _draw_lines)(axes, panel)
+        if count == 1 and panel.lines:
             axes.set_xlabel(panel.across)
-        for name, (low, high) in panel.levels.items():
-            axes.axhspan(low, high, color=_GREY, alpha=0.15, lw=0)
-            axes.axhline(high, color=_GREY, lw=0.6, ls="--")
-            across = axes.get_yaxis_transform()
-            axes.text(0.02, high, escaped(name), fontsize=6, va="bottom", transform=across)
-        if panel.bars:
-            axes.barh([*map(escaped, panel.bars)][::-1], [*panel.bars.values()][::-1], color=COLORS[0])
-            axes.tick_params(axis="y", labelsize=6)
-        for line in panel.lines:
-            if not line.points:
-                continue
-            steps, values = zip(*line.points, strict=True)
-            if line.band:
-                lows, highs = zip(*line.band, strict=True)
-                axes.fill_between(steps, lows, highs, color=line.color, alpha=0.16, lw=0)
-            width, marker = (1.8 if line.band else 0.7), "" if len(steps) > 1 and not line.dots else "o"
-            style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
-            style |= {"color": line.color, "lw": width, "marker": marker, "label": escaped(line.name)}
-            axes.plot(steps, values, **style)
-        _cut_bands(axes, panel)
-    if count == 1 and any(line.points for line in chart.panels[0].lines):
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=6)
-    return figure
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        figure.savefig(file, **options)
+
+
+def _draw_bars(axes: Any, panel: Panel) -> None:
+    axes.barh([*map(escaped, panel.bars)][::-1], [*panel.bars.values()][::-1], color=COLORS[0])
+    axes.tick_params(axis="y", labelsize=6)
+
+
+def _draw_lines(axes: Any, panel: Panel) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    for name, (low, high) in panel.levels.items():
+        axes.axhspan(low, high, color=_GREY, alpha=0.15, lw=0)
+        axes.axhline(high, color=_GREY, lw=0.6, ls="--")
+        across = axes.get_yaxis_transform()
+        axes.text(0.02, high, escaped(name), fontsize=6, va="bottom", transform=across)
+    for line in panel.lines:
+        steps, values = zip(*line.points, strict=True)
+        if line.band:
+            axes.fill_between(steps, *zip(*line.band, strict=True), color=line.color, alpha=0.16, lw=0)
+        style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
+        style |= {"lw": 1.8 if line.band else 0.7, "marker": "o" if line.dots or len(steps) == 1 else ""}
+        axes.plot(steps, values, color=line.color, label=escaped(line.name), **style)
+    _cut_bands(axes, panel)
 
 
 def _cut_bands(axes: Any, panel: Panel) -> None:

@@ -80,10 +80,10 @@ def test_the_compiler_counts_for_compiled_runs(
     (run_dir / paths.CONFIG).write_text(json.dumps(raw_config(run_dir) | {"compile": True}))
     record = RunRecord.read(run_dir)
     replace(record, versions=record.versions | {"c++ compiler": "g++ 12"}).write(run_dir)
-    for now, said in (("12", "same experiment"), ("14", "versions (c++ compiler g++ 12 -> g++ 14)")):
+    for now, text in (("12", "same experiment"), ("14", "versions (c++ compiler g++ 12 -> g++ 14)")):
         versions = {"torch": "2.0", "c++ compiler": f"g++ {now}"}
         monkeypatch.setattr(baseline, "package_versions", lambda _, versions=versions: versions)
-        assert check({}) == [f"{AGAINST}{said}"]
+        assert check({}) == [f"{AGAINST}{text}"]
 
 
 def test_a_sweep_over_one_key_is_fine_and_over_two_is_not(check: Check) -> None:

@@ -258,8 +258,8 @@ def test_the_report_begins_and_ends_with_the_verdict(
     facts["git"] = {"tree": "2" * 40, "commit": "d" * 40, "base_commit": "e" * 40}
     make_run("-b", trace(("step", 1, 0, "policy")), {"algo": {"gamma": 0.5}}, **facts)
     assert main(["compare", "a=1-a", "b=1-b"]) == 1
-    said = capsys.readouterr().out
-    lines = said.splitlines()
+    output = capsys.readouterr().out
+    lines = output.splitlines()
     assert lines[0] == lines[-1] == f"diverged {FIRST}, step 1: policy"
     folder, shows = "runs/ppo-Thing/run-1", "code=full shows what was changed."
     for line in (
@@ -269,7 +269,7 @@ def test_the_report_begins_and_ends_with_the_verdict(
         "    algo.gamma  0.99 -> 0.5",
         "    and 29 more; --json lists them all",
     ):
-        assert line in lines, said
+        assert line in lines, output
 
 
 def test_facts_that_a_record_lacks_are_not_called_equal(

@@ -258,9 +258,9 @@ def test_code_that_no_run_used_is_no_difference_and_code_outside_of_the_reposito
     assert names(a, run("b"), []) == []
     for outside in ({"pack": "2" * 32}, {}, {"pack": "1" * 32, "more": "3" * 32}):
         assert names(a, run("b", **used("x.py", **outside)), []) == ["code"]
-    found = compare_records(a, run("b", **used("x.py", pack="2" * 32)), [])
-    assert verdict(found) == "1 thing differs: code (pack (outside of the repository))"
-    assert [*listed(found.differences, "code")] == [
+    diff = compare_records(a, run("b", **used("x.py", pack="2" * 32)), [])
+    assert verdict(diff) == "1 thing differs: code (pack (outside of the repository))"
+    assert [*listed(diff.differences, "code")] == [
         "  pack (outside of the repository)  1111111111 -> 2222222222"
     ]
 

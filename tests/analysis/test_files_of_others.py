@@ -62,23 +62,23 @@ def mutated(values: Any, at: tuple[Any, ...], new: Any) -> Any:
     """A copy of nested values with another one at a place."""
     if not at:
         return None if new is GONE else new
-    found = node = copy.deepcopy(values)
+    copied = node = copy.deepcopy(values)
     for key in at[:-1]:
         node = node[key]
     if new is GONE:
         del node[at[-1]]
     else:
         node[at[-1]] = new
-    return found
+    return copied
 
 
 def check(capsys: pytest.CaptureFixture[str], *words: str, shows: str = "") -> None:
     """Call a command, which must end without an exception, and print nothing that a terminal obeys."""
     status = main([*words])
-    said = capsys.readouterr()
-    assert status in ((0,) if shows else (0, 1, 2)), said.err
-    assert shows in said.out
-    assert {each for each in said.out + said.err if not each.isprintable()} <= {"\n"}
+    output = capsys.readouterr()
+    assert status in ((0,) if shows else (0, 1, 2)), output.err
+    assert shows in output.out
+    assert {each for each in output.out + output.err if not each.isprintable()} <= {"\n"}
 
 
 @pytest.mark.parametrize("name", [paths.RECORD, paths.CONFIG])

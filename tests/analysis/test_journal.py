@@ -56,8 +56,8 @@ def test_entries_are_added_once_and_again_after_a_resume(
     text = journal_of(tmp_path)
     assert re.findall(r"seed (\d) · interrupted", text) == ["2", "1"]
     assert journal_of(tmp_path) == text
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(" added")[0] for line in said] == ["1 entry", "1 entry", "0 entries"]
+    notes = capsys.readouterr().err.splitlines()
+    assert [line.partition(" added")[0] for line in notes] == ["1 entry", "1 entry", "0 entries"]
     record = tmp_path / "ppo-Thing" / "run-1" / paths.RECORD
     record.write_text(json.dumps(json.loads(record.read_text()) | {"status": "finished", "resumed": [{}]}))
     assert re.findall(r"seed (\d) · (\w+)", journal_of(tmp_path).removeprefix(text)) == [("1", "finished")]

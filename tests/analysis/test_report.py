@@ -23,7 +23,7 @@ from PIL import Image
 
 from rltemplate.__main__ import main
 from rltemplate.analysis import aggregate, figures, stats
-from rltemplate.analysis.commands.report import Report, make_report, write_curves
+from rltemplate.analysis.commands.report import ReportPage, make_report, write_curves
 from rltemplate.analysis.figures import Panel
 from rltemplate.analysis.page_server import PageServer
 from rltemplate.run import paths
@@ -31,21 +31,21 @@ from rltemplate.run import paths
 EVIL = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
-def reported(runs_dir: Path) -> Report:
+def reported(runs_dir: Path) -> ReportPage:
     """The report about all runs in a folder."""
     return make_report(sorted(runs_dir.glob("*/*")), "runs/*/*")
 
 
 def text_of(html: str) -> str:
-    """What a reader sees: without styles and tags, entities resolved."""
+    """The text that a reader sees: without styles and tags, entities resolved."""
     html = re.sub(r"<style>.*?</style>", " ", html, flags=re.DOTALL)
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
 
 
-def panels(report: Report, key: str) -> dict[str, Panel]:
+def panels(report: ReportPage, key: str) -> dict[str, Panel]:
     """The panels of the chart of a name, by title."""
-    found = next(chart for chart in report.charts if chart.key == key)
-    return {panel.title: panel for panel in found.panels}
+    chart = next(chart for chart in report.charts if chart.key == key)
+    return {panel.title: panel for panel in chart.panels}
 
 
 def test_curves_are_of_all_runs_and_statistics_of_those_that_count(tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_
     # A list of other files, which would be played.
     paths.video_path(runs[1], 600).write_text("ffconcat version 1.0\nfile step_100.mp4\n")
     (tmp_path / "pages").mkdir()
-    found = make_report(runs, "runs/*/*", tmp_path / "pages").html
-    (link, poster) = re.findall(
-        r'<a href="([^"]*mp4)"><img [^>]*src="data:image/jpeg;base64,([^"]*)"', found
-    )[0]
+    html = make_report(runs, "runs/*/*", tmp_path / "pages").html
+    (link, poster) = re.findall(r'<a href="([^"]*mp4)"><img [^>]*src="data:image/jpeg;base64,([^"]*)"', html)[
+        0
+    ]
     assert link == "../runs/ppo-Thing/run-2/videos/step_200.mp4"
     with Image.open(BytesIO(b64decode(poster))) as picture:
         assert (picture.format, picture.size) == ("JPEG", (48, 32))
-    assert "after 200 steps" in text_of(found)
+    assert "after 200 steps" in text_of(html)
     write_run(tmp_path / "bare", 1)
     assert "Films" not in text_of(reported(tmp_path / "bare").html)
 
@@ -160,8 +160,8 @@ def test_only_what_is_alike_is_put_together_over_environments(tmp_path: Path) ->
 
 def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
-    found = [(0, "COMPLETE", 5.0), (2, "COMPLETE", 9.0), (1, "PRUNED", 7.0), (3, "COMPLETE", 6.0)]
-    trials = [{"number": n, "state": state, "value": value, "params": {}} for n, state, value in found]
+    outcomes = [(0, "COMPLETE", 5.0), (2, "COMPLETE", 9.0), (1, "PRUNED", 7.0), (3, "COMPLETE", 6.0)]
+    trials = [{"number": n, "state": state, "value": value, "params": {}} for n, state, value in outcomes]
     content = {"words": ["algo=ppo"], "sweep": "rates", "trials": trials, "importances": {"algo.gamma": 0.75}}
     for name, text in (("search-a", json.dumps(content)), ("search-b", "[]")):
         folder = tmp_path / paths.SWEEPS / name
@@ -302,10 +302,10 @@ def test_the_command_puts_the_page_beside_the_runs(
     write_run(Path("runs"), 1)
     (write_run(Path("runs"), 3) / paths.RECORD).write_text("{")
     assert main(["report", "figures=papers"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("written: runs/report.html (")
-    assert "figures as PNG and SVG, and curves.csv, in papers" in said.out
-    assert "run-3" in said.err
+    output = capsys.readouterr()
+    assert output.out.startswith("written: runs/report.html (")
+    assert "figures as PNG and SVG, and curves.csv, in papers" in output.out
+    assert "run-3" in output.err
     assert Path("runs/report.html").read_text().startswith("<!doctype html>")
 
 

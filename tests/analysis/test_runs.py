@@ -85,17 +85,19 @@ def test_filters_keep_what_fits_all_of_them_and_runs_are_sorted(
 
 
 def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
-    found = {}
-    here = platform.node()
-    for number, (pid, host) in enumerate(((os.getpid(), here), (2**30, here), (2**30, "elsewhere"))):
+    statuses = {}
+    this_host = platform.node()
+    for number, (pid, host) in enumerate(
+        ((os.getpid(), this_host), (2**30, this_host), (2**30, "elsewhere"))
+    ):
         run_dir = write_run(tmp_path, number, status="running", pid=pid, hostname=host)
-        found[pid, host] = load_run(run_dir).value("status")
-    assert [*found.values()] == ["running", "killed", "running"]
-    part = {"pid": os.getpid(), "hostname": here}
+        statuses[pid, host] = load_run(run_dir).value("status")
+    assert [*statuses.values()] == ["running", "killed", "running"]
+    part = {"pid": os.getpid(), "hostname": this_host}
     resumed = write_run(tmp_path, 9, status="running", pid=2**30, hostname="elsewhere", resumed=[part])
     assert load_run(resumed).value("status") == "running"
     part["pid"] = 2**30
-    resumed = write_run(tmp_path, 10, status="running", pid=os.getpid(), hostname=here, resumed=[part])
+    resumed = write_run(tmp_path, 10, status="running", pid=os.getpid(), hostname=this_host, resumed=[part])
     assert load_run(resumed).value("status") == "killed"
 
 

@@ -26,8 +26,8 @@ def test_intervals_cover_and_the_percentile_bootstrap_does_not(count: int) -> No
     ours = plain = 0
     for i in range(300):
         scores = rng.standard_normal(count)
-        found = stats.interval(list(scores))
-        ours += found.low <= 0 <= found.high
+        measured = stats.interval(list(scores))
+        ours += measured.low <= 0 <= measured.high
         drawn, of = np.random.default_rng(i), stats.STATISTICS["iqm"]
         low, high = scipy_stats.bootstrap(
             (scores,), of, n_resamples=500, method="percentile", rng=drawn
@@ -53,8 +53,8 @@ def test_a_difference_is_covered(statistic: str) -> None:
     rng, held = np.random.default_rng(3), 0
     for _ in range(100):
         a, b = list(rng.normal(2.0, 1.0, 5)), list(rng.normal(0.0, 2.0, 6))
-        found = stats.interval(a, statistic, minus=b)
-        held += found.low <= 2.0 <= found.high
+        measured = stats.interval(a, statistic, minus=b)
+        held += measured.low <= 2.0 <= measured.high
     assert 0.92 < held / 100 < 0.995
 
 
@@ -87,7 +87,7 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
     write_run(Path("runs"), 9, status="interrupted", **hopper)
     (write_run(Path("runs"), 11, **hopper) / paths.RECORD).write_text("{")
     assert main(["stats"]) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     for text in (
         "ppo on Hopper: 5 seeds, return after 200 steps",
         "IQM     2,600 (2,",
@@ -95,9 +95,9 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
         "others  random policy 17",
         "sac is better than ppo: IQM higher by 783.3 (",
     ):
-        assert text in said.out
-    assert said.err.count("left out: ") == 2
-    assert "run-9: interrupted" in said.err
+        assert text in output.out
+    assert output.err.count("left out: ") == 2
+    assert "run-9: interrupted" in output.err
     assert main(["stats", "statistic=mean"]) == 0
     assert "sac is better than ppo: mean higher by 790.0 (" in capsys.readouterr().out
 
@@ -114,8 +114,8 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
     }
     for name, returns in scores.items():
         write_group(tmp_path, returns, algo=name)
-    found = {each.name: each for each in found_in(tmp_path)}
-    for a, b, said in (
+    experiments = {each.name: each for each in found_in(tmp_path)}
+    for a, b, verdict in (
         ("x", "y", "  y is better than x: IQM higher by 10 ("),
         ("x", "luck", "  undecided: IQM of x minus IQM of luck is"),
         ("x", "few", "  few looks better than x: "),
@@ -123,8 +123,8 @@ def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Pat
         ("same", "once", "  undecided: IQM of same and once is the same, and single seeds differ"),
         ("same", "same", "  every run of same and same has the same score"),
     ):
-        lines = compare(found[a], found[b])
-        assert lines[1].startswith(said)
+        lines = compare(experiments[a], experiments[b])
+        assert lines[1].startswith(verdict)
         assert len(lines) == 2
     assert lines[-1].endswith("; 5 against 5 seeds")
 
@@ -189,8 +189,8 @@ def test_other_code_is_another_experiment_unless_it_computes_the_same(
         write_run(runs, seed, git={"tree": trees[-1], "base_commit": f"{seed}" * 40, "dirty": False})
     assert len(found_in(runs)) == 3  # unknown code is other code
     monkeypatch.setattr(experiments, "PROJECT", project)
-    found = [(each.by, [run.id for run in each.runs]) for each in found_in(runs)]
-    assert found == [("code 1111111111", ["run-1", "run-2"]), ("code 3333333333", ["run-3"])]
+    parts = [(each.by, [run.id for run in each.runs]) for each in found_in(runs)]
+    assert parts == [("code 1111111111", ["run-1", "run-2"]), ("code 3333333333", ["run-3"])]
     for seed, digest in ((4, "x"), (5, "y")):  # the same tree, and beside it other files that it lacks
         skipped = [{"path": "rltemplate/c.py", "bytes": 1, "digest": digest}]
         write_run(runs, seed, git={"tree": trees[-1], "base_commit": "3" * 40, "skipped": skipped})
@@ -225,19 +225,19 @@ def test_only_code_that_a_run_used_makes_another_experiment(
         files = name and {"files": [name], "outside": {"pack": outside[seed - 1]}}
         write_run(runs, seed, git=facts, used=files)
     monkeypatch.setattr(experiments, "PROJECT", project)
-    found = found_in(runs)
-    assert [[run.id for run in each.runs] for each in found] == expected
-    assert len({each.name for each in found}) == len(found)
+    parts = found_in(runs)
+    assert [[run.id for run in each.runs] for each in parts] == expected
+    assert len({each.name for each in parts}) == len(parts)
 
 
 def test_the_newest_finished_run_of_each_seed_counts(tmp_path: Path) -> None:
     write_group(tmp_path, [1.0, 2.0])
     write_run(tmp_path, 2, [0.0, 5.0], tag="-again", started_at="2026-01-02T00:00:00.000Z")
     write_run(tmp_path, 3, [1e6, 1e6], status="failed")
-    (found,) = found_in(tmp_path)
-    assert found.returns == [1.0, 5.0]
-    assert found.curve == [(100, (0.0, 0.0, 0.0)), (200, stats.interval([1.0, 5.0]))]
-    assert list(found.left_out()) == ["run-2: its seed was run again, as run-2-again", "run-3: failed"]
+    (experiment,) = found_in(tmp_path)
+    assert experiment.returns == [1.0, 5.0]
+    assert experiment.curve == [(100, (0.0, 0.0, 0.0)), (200, stats.interval([1.0, 5.0]))]
+    assert list(experiment.left_out()) == ["run-2: its seed was run again, as run-2-again", "run-3: failed"]
     write_run(tmp_path, 4, [], config={"total_env_steps": 200}, final_metrics={"episode/return": 4.5})
-    (found,) = found_in(tmp_path)
-    assert "returns of training episodes" in list(found.cautions())[-1]
+    (experiment,) = found_in(tmp_path)
+    assert "returns of training episodes" in list(experiment.cautions())[-1]

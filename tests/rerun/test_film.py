@@ -26,8 +26,8 @@ def test_a_film_has_the_episodes_that_evaluate_plays(
     evaluated = capsys.readouterr().out
     assert main(["film", run, f"out={single}"]) == 0
     assert main(["film", run, f"out={both}", "grid=1x2", "gif=true"]) == 0
-    told = capsys.readouterr().err.splitlines()
-    returns = [float(line.rpartition(" ")[2]) for line in told]
+    lines = capsys.readouterr().err.splitlines()
+    returns = [float(line.rpartition(" ")[2]) for line in lines]
     first, second = (round(each, 1) for each in json.loads(evaluated)["returns"])
     assert returns == [first, first, second]
     one, two = read_video(single), read_video(both)
@@ -100,8 +100,8 @@ def test_a_policy_file_plays_the_episodes_of_its_run(
     assert "out=a.gif: expected FILE.mp4" in wrong
     for words in (["policy=ppo-Nothing"], [f"policy={file}"], [], ["run=last", "policy=a"]):
         assert main(["evaluate", *words]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(" (")[0] for line in said[-2:]] == [
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" (")[0] for line in lines[-2:]] == [
         "error: give run=RUN or policy=NAME, one of the two"
     ] * 2
-    assert "small.zip cannot be read" in said[-3]
+    assert "small.zip cannot be read" in lines[-3]

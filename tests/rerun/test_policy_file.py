@@ -100,11 +100,11 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     def evaluate(policy: Policy | Path, *words: str) -> str:
         file = policy if isinstance(policy, Path) else policy.write(tmp_path / "bad.zip")
         assert main(["evaluate", f"policy={file}", "episodes=1", *words]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("error: ")
-        assert said.count("\n") <= 2
-        assert len(said) < 700
-        return said
+        message = capsys.readouterr().err
+        assert message.startswith("error: ")
+        assert message.count("\n") <= 2
+        assert len(message) < 700
+        return message
 
     return evaluate
 
@@ -423,9 +423,9 @@ def test_a_file_names_no_code_that_came_along(
         (folder / "payload.py").write_text(PAYLOAD)
     policy.config["env"] |= env
     name = next(iter(env.get("wrappers", env.get("training_wrappers", [env.get("id")]))))
-    said = refused(policy)
-    assert f"{name}" in said
-    assert "trust=true" in said
+    message = refused(policy)
+    assert f"{name}" in message
+    assert "trust=true" in message
     assert not (tmp_path / "executed").exists()
     if "payload" in name:  # trusted, it is imported
         main(["evaluate", f"policy={policy.write(tmp_path / 'bad.zip')}", "episodes=1", "trust=true"])

@@ -80,11 +80,10 @@ def _state(args: Args) -> dict[Path, int]:
         dirs = find_run_dirs(args.runs)
     except ConfigError:
         return {}
-    names = (paths.RECORD, paths.METRICS, paths.VIDEOS)
-    files = [each / name for each in dirs for name in names]
-    files += [each / paths.SEARCH for each in _searches(dirs)]
+    sources = [each / name for each in dirs for name in (paths.RECORD, paths.METRICS, paths.VIDEOS)]
+    sources += [each / paths.SEARCH for each in _searches(dirs)]
     times = dict[Path, int]()
-    for source in files:
+    for source in sources:
         with suppress(OSError):
             times[source] = source.stat().st_mtime_ns
     return times
@@ -113,15 +112,14 @@ def _write(args: Args, out: Path) -> str:
 
 
 class Film(NamedTuple):
-    """The newest video of an experiment: a link to it, and a picture as base64."""
+    """The newest video of an experiment: caption, link, and a picture as base64."""
 
-    of: Experiment
-    steps: int
+    caption: str
     link: str
     poster: str
 
 
-class Report(NamedTuple):
+class ReportPage(NamedTuple):
     """A page as HTML, its charts and experiments, and a line about each unreadable run or search."""
 
     html: str
@@ -130,11 +128,13 @@ class Report(NamedTuple):
     problems: list[str]
 
 
-def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) -> Report:
-    """The report about these run folders, which match `pattern`; links are relative to the folder `place`.
+def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -> ReportPage:
+    """The report about these run folders, which match `pattern`; links are relative to `folder`.
 
     Raises ConfigError if no run can be read.
     """
+    import jinja2
+
     runs, problems = load_runs(run_dirs, with_rows=True)
     if not runs:
         raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
@@ -147,7 +147,10 @@ def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) ->
         except ConfigError as error:
             problems.append(str(error))
     more = [name for name in ("note", "error") if any(run.value(name) is not None for run in runs)]
-    html = _template().render(
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
+    html = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        cell=cell,
+        svg=lambda chart: b64encode(figures.svg(chart)).decode(),
         pattern=pattern,
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         problems=problems,
@@ -155,16 +158,16 @@ def make_report(run_dirs: Sequence[Path], pattern: str, place: Path = Path()) ->
         experiments=experiments,
         charts=charts,
         searches=searches,
-        films=[film for each in experiments if (film := _newest_film(each, place)) is not None],
+        films=[film for each in experiments if (film := _newest_film(each, folder)) is not None],
         scores=aggregate.scores(experiments),
         improvements=[*aggregate.improvements(experiments)],
         columns=[*_COLUMNS, *more],
     )
     drawn = [chart for each in charts.values() for chart in each]
-    return Report(html, drawn + searches, experiments, problems)
+    return ReportPage(html, drawn + searches, experiments, problems)
 
 
-def _newest_film(experiment: Experiment, place: Path) -> Film | None:
+def _newest_film(experiment: Experiment, folder: Path) -> Film | None:
     import av
 
     videos = [
@@ -174,38 +177,22 @@ def _newest_film(experiment: Experiment, place: Path) -> Film | None:
     ]
     for _, steps, path in sorted(videos, reverse=True):
         with suppress(OSError, StopIteration, av.FFmpegError):  # the video is cut or damaged
-            link = quote(Path(os.path.relpath(path, place)).as_posix())
-            return Film(experiment, steps, link, b64encode(_poster(path)).decode())
+            # Without a format, a list of file names would be taken for a video, and the files opened.
+            with av.open(str(path), format="mp4") as container:
+                container.seek((container.duration or 0) // 2)
+                frame: Any = next(container.decode(video=0))
+            picture = frame.to_image()
+            picture.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
+            picture.save(file := BytesIO(), "jpeg", quality=70)
+            link = quote(Path(os.path.relpath(path, folder)).as_posix())
+            caption = f"{experiment.title}, after {steps:,} steps"
+            return Film(caption, link, b64encode(file.getvalue()).decode())
     return None
-
-
-def _poster(film: Path) -> bytes:
-    """A picture from the middle of a video as a small JPEG."""
-    import av
-    from PIL import Image
-
-    # Without its format, a list of names would be taken for a film, and what it names would be opened.
-    with av.open(str(film), format="mp4") as container:
-        container.seek((container.duration or 0) // 2)
-        image = Image.fromarray(next(container.decode(video=0)).to_ndarray(format="rgb24"))
-    image.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
-    file = BytesIO()
-    image.save(file, "jpeg", quality=70)
-    return file.getvalue()
 
 
 def _shown(value: Any) -> Any:
     """A value as the page shows it: reversed directions and other controls are written as escapes."""
     return escaped(value) if type(value) is str else value
-
-
-def _template() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
-    environment.filters["svg"] = lambda chart: b64encode(figures.svg(chart)).decode()
-    environment.globals["cell"] = cell
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def write_curves(experiments: Sequence[Experiment], path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_run_of_an_agent_takes_the_id_that_the_sweep_gave_and_uploads_its_poli
 
 
 class Api(http.server.BaseHTTPRequestHandler):
-    """As much of W&B's server as its client needs to start, upload, finish and resume."""
+    """The part of W&B's server that its client needs to start, upload, finish and resume."""
 
     protocol_version = "HTTP/1.1"
     status: int
@@ -139,24 +139,25 @@ class Api(http.server.BaseHTTPRequestHandler):
             return
         question = json.loads(body)
         self.asked.append(question)
-        name, given = question.get("operationName"), question.get("variables", {})
-        project = {"id": "p", "name": given.get("project"), "entity": {"id": "e", "name": "me"}}
+        name, variables = question.get("operationName"), question.get("variables", {})
+        project = {"id": "p", "name": variables.get("project"), "entity": {"id": "e", "name": "me"}}
         history = self.streams.get("wandb-history.jsonl", [])
         if name == "UpsertBucket":
             inserted = not self.config
-            self.config[:] = [given["config"]] if given.get("config") else self.config
-            bucket = {"id": "b", "name": given.get("name"), "project": project}
+            self.config[:] = [variables["config"]] if variables.get("config") else self.config
+            bucket = {"id": "b", "name": variables.get("name"), "project": project}
             bucket["historyLineCount"] = len(history)
             self.answer({"data": {"upsertBucket": {"bucket": bucket, "inserted": inserted}}})
         elif name == "RunResumeStatus":
-            known: dict[str, Any] = {"id": "b", "name": "run-1", "displayName": "run-1", "eventsTail": "[]"}
-            known |= {"historyLineCount": len(history), "historyTail": json.dumps(history[-1:])}
-            known |= {"eventsLineCount": 0, "logLineCount": 0, "tags": [], "notes": None}
-            known |= {"summaryMetrics": self.streams.get("wandb-summary.json", ["{}"])[-1]}
-            known |= {"wandbConfig": json.dumps({"t": 1}), "config": "".join(self.config)}
-            self.answer({"data": {"model": {**project, "bucket": known if self.config else None}}})
+            summary = self.streams.get("wandb-summary.json", ["{}"])[-1]
+            facts: dict[str, Any] = {"id": "b", "name": "run-1", "displayName": "run-1", "eventsTail": "[]"}
+            facts |= {"historyLineCount": len(history), "historyTail": json.dumps(history[-1:])}
+            facts |= {"eventsLineCount": 0, "logLineCount": 0, "tags": [], "notes": None}
+            facts |= {"summaryMetrics": summary, "wandbConfig": '{"t": 1}', "config": "".join(self.config)}
+            self.answer({"data": {"model": {**project, "bucket": facts if self.config else None}}})
         elif name == "CreateRunFiles":
-            urls = [{"name": f, "uploadUrl": f"http://{self.headers['Host']}/{f}"} for f in given["files"]]
+            host = f"http://{self.headers['Host']}"
+            urls = [{"name": name, "uploadUrl": f"{host}/{name}"} for name in variables["files"]]
             self.answer({"data": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": urls}}})
         else:
             self.answer({"data": {"model": {"bucket": None}, "entity": None}})

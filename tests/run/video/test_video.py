@@ -138,8 +138,8 @@ def test_the_users_driver_of_sdl_is_used_and_a_blank_video_is_told(
         monkeypatch.setenv("SDL_VIDEODRIVER", driver)
     videos, notes = recorder(partial(Toy, trouble="driver"))
     assert videos.record(tmp_path / "step_1.mp4", 1, [0] * 8)
-    said = "videos show nothing: step_1.mp4 has one colour only, with SDL_VIDEODRIVER=dummy"
-    assert notes == [said] * black
+    note = "videos show nothing: step_1.mp4 has one colour only, with SDL_VIDEODRIVER=dummy"
+    assert notes == [note] * black
 
 
 NO_PICTURES = """
@@ -160,8 +160,8 @@ assert "mujoco" not in sys.modules
 
 def test_a_note_names_no_renderers_of_mujoco_for_another_environment(tmp_path: Path) -> None:
     line = [sys.executable, "-c", NO_PICTURES]
-    said = run(tmp_path, *line, status=0, PYTHONPATH=os.pathsep.join(sys.path)).stdout
-    assert said == "videos are off: native: the environment takes no render_mode\n"
+    output = run(tmp_path, *line, status=0, PYTHONPATH=os.pathsep.join(sys.path)).stdout
+    assert output == "videos are off: native: the environment takes no render_mode\n"
 
 
 class Odd(Toy):
@@ -322,7 +322,7 @@ def test_every_mujoco_environment_is_seen_whole(name: str) -> None:
     assert np.abs(screen).max() < 0.95
     assert np.ptp(screen, axis=0).max() > 0.15
     env.close()
-    given: Any = gymnasium.make(f"{name}-v5", default_camera_config={"distance": 7.5, "azimuth": 12.0})
-    given.reset(seed=0)
-    camera = choose_camera(given)  # the user's own
+    own: Any = gymnasium.make(f"{name}-v5", default_camera_config={"distance": 7.5, "azimuth": 12.0})
+    own.reset(seed=0)
+    camera = choose_camera(own)  # the user's own
     assert (camera.distance, camera.azimuth) == (7.5, 12.0)
