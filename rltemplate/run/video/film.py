@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import islice, zip_longest
+from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from rltemplate.run.video.episode import open_mp4
-
-if TYPE_CHECKING:
-    from rltemplate.run.video.episode import Picture
 
 ANIMATION_FPS = 15  # GIFs count in 1/100 s, and browsers slow down frames of less than two
 _HOLD_S = 1.0  # the last picture of a page
@@ -34,33 +31,20 @@ def join(clips: Sequence[Clip], grid: tuple[int, int], path: Path) -> None:
     A clip that ends before others of its page keeps showing its last picture.
     """
     rows, columns = grid
-    fps = _fps(clips[0].path)
-    container: Any = None
-    for page in (clips[at : at + rows * columns] for at in range(0, len(clips), rows * columns)):
-        for picture in _page(page, columns, rows, round(fps * _HOLD_S)):
-            if container is None:
-                container, stream = open_mp4(path, fps, picture)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+    fps, width, height = _format(clips[0].path)
+    size = columns * width, rows * height
+    container, stream = open_mp4(path, fps, np.asarray(Image.new("RGB", size)))
+    for start in range(0, len(clips), rows * columns):
+        page, picture = clips[start : start + rows * columns], Image.new("RGB", size, "white")
+        together = zip_longest(*(_images(clip.path) for clip in page))
+        for images in chain(together, repeat((), round(fps * _HOLD_S))):
+            for number, image in enumerate(images):
+                if image is not None:
+                    corner = number % columns * width, number // columns * height
+                    picture.paste(_captioned(image, page[number].caption), corner)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")))
     container.mux(stream.encode(None))
     container.close()
-
-
-def _page(clips: Sequence[Clip], columns: int, rows: int, hold: int) -> Iterator[Picture]:
-    """The pictures of clips side by side; the last one is repeated `hold` times."""
-    shown: list[Any] = [None] * len(clips)
-    for pictures in zip_longest(*(_pictures(clip) for clip in clips)):
-        shown = [old if new is None else new for old, new in zip(shown, pictures, strict=True)]
-        empty = [np.full_like(shown[0], 255)] * (rows * columns - len(shown))
-        tiles = np.stack([*shown, *empty]).reshape(rows, columns, *shown[0].shape)
-        page = np.concatenate([np.concatenate(row, axis=1) for row in tiles])
-        yield page
-    for _ in range(hold):
-        yield page
-
-
-def _pictures(clip: Clip) -> Iterator[Picture]:
-    for image in _images(clip.path):
-        yield np.asarray(_captioned(image, clip.caption))
 
 
 def _images(path: Path, every: int = 1) -> Iterator[Image.Image]:
@@ -80,14 +64,16 @@ def _captioned(image: Image.Image, text: str) -> Image.Image:
     return image
 
 
-def _fps(path: Path) -> Fraction:
+def _format(path: Path) -> tuple[Fraction, int, int]:
+    """Frames per second, width and height of a video."""
     with av.open(str(path)) as container:
-        return Fraction(container.streams.video[0].average_rate or 30)
+        stream = container.streams.video[0]
+        return Fraction(stream.average_rate or 30), stream.width, stream.height
 
 
 def animate(film: Path, path: Path, width: int, seconds: float = 3600.0) -> None:
     """Write an MP4 as an animation that repeats, a GIF or a WebP, at most `width` pixels wide."""
-    fps = _fps(film)
+    fps, _, _ = _format(film)
     every = max(1, round(fps / ANIMATION_FPS))
     frames = int(seconds * fps / every)
     images = []
