@@ -23,7 +23,7 @@ from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load
 from rltemplate.config.command_args import argument, file, json_flag, rest, whole
 from rltemplate.interfaces import ConfigError
 from rltemplate.run import paths
-from rltemplate.run.lines import say
+from rltemplate.run.files import say
 
 # The longer signs first: `>=` begins with `>`.
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
