@@ -109,6 +109,7 @@ CALLS += [
         ("algo.hidden_sizes=[]", "algo.hidden_sizes=[]: needs at least one", "[64,64]"),
         ("determinism.cublas_workspace=:4096:2", "did you mean :4096:8?", "allowed: :4096:8, :16:8, null"),
         ("logger.wandb=true", "logger.wandb.enabled"),
+        ("logger.wandb={a:1}", "logger.wandb={a:1}: no such key", "allowed in logger.wandb: enabled, mode"),
         ("env.kwargs=3", "env.kwargs.name=value, or {} for none"),
         ("env.wrappers.own.module:Class.x=1", "a name with a colon stands in braces"),
         ("algo.num_minibatches=7 seed=1,2", "nearest that does: 8", "none algo.num_minibatches=7 seed=1)"),

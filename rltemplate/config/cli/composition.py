@@ -1,4 +1,4 @@
-"""Configurations that Hydra composes from overrides; each error of Hydra in one line."""
+"""Configurations composed from overrides: the files by Hydra, the values here. Each error is one line."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from rltemplate.config.cli.files import chosen_algorithm, option_names
-from rltemplate.config.cli.overrides import MAPPINGS, wrong_key, wrong_value
+from rltemplate.config.cli.files import chosen_algorithm, group_names, option_names
+from rltemplate.config.cli.overrides import LAUNCHER, MAPPINGS, SEARCHPATH, wrong_key, wrong_value
 from rltemplate.config.command_args import choose, first_line
 from rltemplate.config.loading import CONF, auto_keys, in_one_line, to_config, to_dict
 from rltemplate.config.project import ALGORITHMS, project
-from rltemplate.config.schema import Config, key_types
+from rltemplate.config.schema import ComposedConfig, Config, key_types
+from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.secrets import refuse_secrets
 from rltemplate.interfaces import ConfigError
-
-_EMPTIED = re.compile(rf"\+\+({MAPPINGS})=\{{\s*\}}")
-# Groups whose chosen name is recorded as a value of the configuration.
-_NAMED = ("recipe", "experiment")
 
 
 class Composed(NamedTuple):
@@ -34,31 +33,17 @@ class Composed(NamedTuple):
 
 
 def compose_job(words: Sequence[str], jobs: int = 1) -> Composed:
-    """The configuration that Hydra composes from these overrides, where `jobs` runs share this machine."""
-    composed = compose_with_hydra(words)
+    """The configuration of these overrides, where `jobs` runs share this machine."""
+    composed = compose_values(words)
     choices = composed.hydra.runtime.choices
     more = [Path(path.removeprefix("file://")) for path in composed.hydra.searchpath]
     with open_dict(composed):  # the schema has no place for Hydra's own settings
         del composed["hydra"]
-    for group in _NAMED:
+    for group in ("recipe", "experiment"):  # whose chosen name is recorded as a value
         if (value := OmegaConf.select(composed, group)) is not None:
             raise ConfigError(f"{group}={value} in a file has no effect; list it below 'defaults:' there")
-        chosen = choices.get(group)  # perhaps an optional file that is not there
-        composed[group] = chosen if chosen in option_names(group, more) else None
-    for key in (match[1] for each in words if (match := _EMPTIED.fullmatch(each))):
-        if more_of_it := [each for each in words if each.startswith(f"++{key}.")]:
-            raise ConfigError(f"{more_of_it[0].lstrip('+')}: {key}={{}} leaves out all; give one of the two")
-        OmegaConf.update(composed, key, {}, merge=False)  # Hydra joins {} with the values of files
-    with in_one_line():
-        algo, chosen = OmegaConf.select(composed, "algo"), choices.get("algo")
-        name = None if algo is None else OmegaConf.select(algo, "name")
-    if name not in (None, chosen) and chosen in ALGORITHMS:
-        raise ConfigError(f"algo={chosen}: its file says name: {name}, must be {chosen}")
-    if name is None or (name in ALGORITHMS and OmegaConf.get_type(algo) is not ALGORITHMS[name].config):
-        raise ConfigError(
-            f"algo={chosen}: its file needs 'defaults: [_NAME@algo]' and, below algo, 'name: NAME', as "
-            "conf/algo/ppo.yaml has"
-        )
+        name = choices.get(group)  # perhaps an optional file that does not exist
+        composed[group] = name if name in option_names(group, more) else None
     config = to_config(composed, jobs)
     refuse_secrets(to_dict(config))
     return Composed(config, auto_keys(composed))
@@ -70,55 +55,80 @@ def config_of(words: Sequence[str]) -> Config:
         return compose_job(words).config
 
 
-def compose_with_hydra(words: Sequence[str]) -> DictConfig:
-    """Hydra's composition of these overrides, with its own settings under `hydra`."""
+def compose_values(words: Sequence[str]) -> DictConfig:
+    """The composed values, not yet resolved, with Hydra's own settings under `hydra`.
+
+    Hydra reads the files of conf/ that the words choose. The other words are applied here, in the same way
+    and the same order as Hydra would, so that each error belongs either to a file or to a word.
+    """
+    overrides = OverridesParser.create().parse_overrides([*words])
+    files = [each for each in overrides if each.key_or_group in (*group_names(), LAUNCHER, SEARCHPATH)]
     try:
-        return compose("config", overrides=list(words), return_hydra_config=True)
-    except ConfigError:
-        raise
-    except RecursionError as error:
-        raise ConfigError(
-            "a file of conf/ is listed below its own 'defaults:', perhaps by way of others"
-        ) from error
+        composed = compose("config", [f"{each.input_line}" for each in files], return_hydra_config=True)
     except Exception as error:  # of Hydra and OmegaConf, which alone run here
         raise ConfigError(_explain(error, words)) from error
+    _check_algorithm(composed)
+    for override in overrides:
+        if override not in files:
+            _apply(override, composed, overrides)
+    return composed
+
+
+def _check_algorithm(composed: DictConfig) -> None:
+    """Raise `ConfigError` unless the values have the types of the configuration and of its algorithm."""
+    if OmegaConf.get_type(composed) is not ComposedConfig:
+        raise ConfigError("conf/config.yaml: its defaults must begin with '- _config', the types of all keys")
+    chosen = composed.hydra.runtime.choices.get("algo")
+    with in_one_line():
+        algo = OmegaConf.select(composed, "algo")
+        name = None if algo is None else OmegaConf.select(algo, "name")
+    if name not in (None, chosen) and chosen in ALGORITHMS:
+        raise ConfigError(f"algo={chosen}: its file says name: {name}, must be {chosen}")
+    if name not in ALGORITHMS or OmegaConf.get_type(algo) is not ALGORITHMS[name].config:
+        raise ConfigError(
+            f"algo={chosen}: its file needs 'defaults: [_NAME@algo]' and, below algo, 'name: NAME', as "
+            f"conf/algo/ppo.yaml has; NAME is one of {', '.join(ALGORITHMS)}"
+        )
+
+
+def _apply(override: Override, composed: DictConfig, overrides: Sequence[Override]) -> None:
+    """Set the value of an override. A mapping that is given as {} loses the names that files gave it."""
+    key, word, value = override.key_or_group, f"{override.input_line}".lstrip("+"), override.value()
+    added, algorithm = override.is_add() or override.is_force_add(), composed.algo.name
+    below = [f"{each.input_line}" for each in overrides if each.key_or_group.startswith(f"{key}.")]
+    if value == {} and below:
+        raise ConfigError(f"{below[0].lstrip('+')}: {key}={{}} leaves out all; give one of the two")
+    try:
+        OmegaConf.update(composed, key, value, merge=not (added and value == {}), force_add=added)
+    except OmegaConfBaseException as error:
+        if not isinstance(error, ConfigAttributeError | ConfigKeyError):
+            problem = wrong_value(key, word.partition("=")[2], algorithm) or first_line(error)
+        elif key.startswith("hydra"):
+            problem = "no such key of the chosen launcher"
+        else:
+            problem = wrong_key(f"{error.full_key}", algorithm)
+        raise ConfigError(f"{word}: {problem}") from error
 
 
 def _explain(error: Exception, words: Sequence[str]) -> str:
-    """One or two lines about an error of composition."""
-    algorithm, cause = chosen_algorithm(words), error.__context__
-    missing = error.missing_cfg_file if isinstance(error, MissingConfigException) else None
-    if missing and missing.startswith("algo/_"):
-        name = missing.removeprefix("algo/_")
-        return (
-            f"algo={name}: has no entry in ALGORITHMS of {project().__name__}, beside conf/algo/{name}.yaml"
-        )
-    if isinstance(error, MissingConfigException) and missing and error.options:
-        group, _, name = missing.rpartition("/")
+    """One or two lines about an error in a file."""
+    if isinstance(error, RecursionError):
+        return "a file of conf/ is listed below its own 'defaults:', perhaps by way of others"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        if group == "algo" and name.startswith("_"):
+            table, file = project().__name__, f"conf/algo/{name[1:]}.yaml"
+            return f"algo={name[1:]}: has no entry in ALGORITHMS of {table}, beside {file}"
         names = [each for each in error.options if not each.startswith("_")]
         return f"'defaults:' of a file: {group}/{name}: no such file; {choose(name, names, f'conf/{group}/')}"
-    if not isinstance(cause, OmegaConfBaseException):
+    in_file, cause = re.match(r"In '(.+)': ", str(error)), error.__context__
+    if in_file is None or not isinstance(cause, OmegaConfBaseException):
         return first_line(error)
     key, unknown = cause.full_key or "", isinstance(cause, ConfigAttributeError | ConfigKeyError)
-    if in_file := re.match(r"In '(.+)': ", str(error)):
-        file = in_file[1].replace("/_", "/")  # the schema of an algorithm is merged with its file
-        file = f"conf/{file}.yaml" if (CONF / f"{file}.yaml").exists() else f"{file}.yaml"
-        problem = wrong_key(key, algorithm) if unknown else first_line(cause)
-        if unknown and file.startswith("conf/algo/"):
-            problem += "; a new key needs a field in rltemplate/config/algorithms.py"
-        if (key in _NAMED and isinstance(cause, ValidationError)) or key == "algo.algo":
-            return f"{file}: its first line has to be '# @package _global_'"
-        return f"{file}: {f'{key}: ' * bool(key)}{problem}"
-    typed = {word.lstrip("+").partition("=")[0]: word for word in words}
-    around = [each for each in typed if re.match(rf"{re.escape(each)}(?![\w-])", key)]
-    if not around:
-        return first_line(error)
-    chosen = max(around, key=len)
-    if unknown and chosen in key_types(algorithm):
-        return "conf/config.yaml: its defaults have to begin with '- _config', the types of all keys"
-    if unknown and chosen.startswith("hydra."):
-        return f"{typed[chosen]}: no such key of the chosen launcher"
-    if unknown:
-        return f"{typed[chosen]}: {wrong_key(key, algorithm)}"
-    value = typed[chosen].partition("=")[2]
-    return f"{chosen}={value}: {wrong_value(chosen, value, algorithm) or first_line(cause)}"
+    file = f"{in_file[1].replace('/_', '/')}.yaml"  # the schema of an algorithm is merged with its file
+    file = f"conf/{file}" if (CONF / file).exists() else file
+    algorithm = chosen_algorithm(words)
+    problem = wrong_key(key, algorithm) if unknown else first_line(cause)
+    if unknown and file.startswith("conf/algo/"):
+        problem += f"; a new key needs a field in {ALGORITHMS[algorithm].config.__module__}"
+    return f"{file}: {f'{key}: ' * bool(key)}{problem}"

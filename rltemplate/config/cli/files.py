@@ -20,6 +20,9 @@ from rltemplate.config.schema import check_kinds
 from rltemplate.config.yaml_files import check_yaml, explained, read_yaml, shown
 from rltemplate.interfaces import ConfigError
 
+# Groups whose files set keys of the whole configuration.
+_GLOBAL = ("algo", "recipe", "experiment", "debug", "local")
+
 
 def group_names() -> list[str]:
     """The groups of conf/ that a user chooses from."""
@@ -87,12 +90,13 @@ class FileConfigSource(file_config_source.FileConfigSource):
             result = super().load_config(config_path)
         except Exception as error:  # of Hydra and OmegaConf, which alone run here
             raise explained(path, error) from error
-        package = result.header["package"]
-        prefix = str(Path(config_path).parent).replace("/", ".") if package is None else package
-        values = OmegaConf.to_container(result.config)
+        package, group = result.header["package"], str(Path(config_path).parent)
+        values: Any = OmegaConf.to_container(result.config)
+        if package is None and group in _GLOBAL and {*values} - {"defaults"}:
+            raise ConfigError(f"{shown(path)}: its first line has to be '# @package _global_'")
+        prefix = group.replace("/", ".") if package is None else package
         try:
-            if isinstance(values, dict):
-                check_kinds(values, "" if prefix in ("_global_", ".") else f"{prefix}.")
+            check_kinds(values, "" if prefix in ("_global_", ".") else f"{prefix}.")
         except ConfigError as error:
             raise ConfigError(f"{shown(path)}: {error}") from None
         return result

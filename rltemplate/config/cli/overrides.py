@@ -129,7 +129,10 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
         quoted = QuotedString(f"file://{path}", Quote.double).with_quotes()
         overrides[SEARCHPATH] = parser.parse_overrides([f"{SEARCHPATH}=[{quoted}]"])[0]
     for word in words:
-        key, sign, value = _parts(word)
+        parts = re.fullmatch(r"(\+{0,2})([^=+~][^=]*)=(.*)", word, re.DOTALL)
+        if parts is None or not parts[2].strip():
+            raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
+        sign, key, value = parts.groups()
         if key in overrides:
             raise ConfigError(f"{word}: {key} is given twice")
         _check_key(key, word, words)
@@ -144,14 +147,6 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
             override = parser.parse_overrides([f"{key}={','.join(names)}"])[0]
         overrides[key] = override
     return list(overrides.values())
-
-
-def _parts(word: str) -> tuple[str, str, str]:
-    """Key, sign and value of an argument."""
-    parts = re.fullmatch(r"(\+{0,2})([^=+~][^=]*)=(.*)", word, re.DOTALL)
-    if parts is None or not parts[2].strip():
-        raise ConfigError(f"{word}: expected key=value, as in env=Hopper")
-    return parts[2], parts[1], parts[3]
 
 
 def _check_key(key: str, word: str, words: Iterable[str]) -> None:
@@ -180,13 +175,13 @@ def _check_key(key: str, word: str, words: Iterable[str]) -> None:
 def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -> Override:
     kinds = [kinds[key] for name in ALGORITHMS if key in (kinds := key_types(name))]
     is_text = key in group_names() or any(kind in (str, str | None) for kind in kinds)
-    # A note is never a list, and so is not read as one.
-    prose = key == "note" and value != "null" and not _is_quoted(value)
+    quoted = re.fullmatch(r"""(["']).*\1""", value, re.DOTALL) is not None
+    prose = key == "note" and value != "null" and not quoted  # never a list, and so not read as one
     if not prose:
         _check_size(word, value)
-    # A sign is not needed: names are added to mappings, and every other key is there.
     added = re.match(rf"({MAPPINGS})\b", key)
-    kept = "++" if added else sign if key.startswith("hydra") else ""
+    # Only the launcher needs a sign: names are added to mappings, and every other key exists.
+    prefix = "++" if added or (sign and key.startswith("hydra")) else ""
     # A colon within a key, as in {package.module:Class:{}}, has to be escaped for Hydra.
     value = re.sub(r"([\w.]+):(\w+):(?=\s*(\{|null))", r"\1\:\2:", value) if added else value
     texts, override = [] if prose else [value], None
@@ -195,10 +190,16 @@ def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -
     for text in texts:
         # ValueError: a number of thousands of digits; RecursionError: thousands of brackets.
         with suppress(HydraException, ValueError, RecursionError):
-            override = override or parser.parse_overrides([f"{kept}{key}={text}"])[0]
-    if is_text and _would_change(key, value, override):
-        value = QuotedString(literal(value) if key == "note" else value, Quote.double).with_quotes()
-        override = parser.parse_overrides([f"{key}={value}"])[0]
+            override = override or parser.parse_overrides([f"{prefix}{key}={text}"])[0]
+    if is_text and value != "null":
+        # The grammar would read another value than the text: for 9e5387, or a note with commas.
+        if override is not None and override.is_sweep_override():
+            override = None if key == "note" else override
+        elif override is not None and not (quoted or isinstance(override.value(), str)):
+            override = None
+        if override is None:
+            value = QuotedString(literal(value) if key == "note" else value, Quote.double).with_quotes()
+            override = parser.parse_overrides([f"{key}={value}"])[0]
     if override is None:
         expected = wrong_value(key, value, next(iter(ALGORITHMS))) or "it cannot be read as key=value"
         raise ConfigError(f"{word}: {expected}; quotes and brackets come in pairs, as in seed=range(1,3)")
@@ -248,19 +249,6 @@ def _check_size(word: str, value: str) -> None:
     depth = itertools.accumulate((each in "([{") - (each in ")]}") for each in value)
     if max(depth, default=0) > DEEPEST:
         raise ConfigError(f"{word}: brackets within brackets, more than {DEEPEST} deep")
-
-
-def _would_change(key: str, value: str, override: Override | None) -> bool:
-    """True if the override grammar reads another value than the text: for 9e5387, or a note with commas."""
-    if value == "null":
-        return False
-    if override is None or override.is_sweep_override():
-        return override is None or key == "note"
-    return not _is_quoted(value) and (key == "note" or not isinstance(override.value(), str))
-
-
-def _is_quoted(value: str) -> bool:
-    return re.fullmatch(r"""(["']).*\1""", value, re.DOTALL) is not None
 
 
 def _names(override: Override) -> list[str]:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rltemplate.config.affects_results import BOOKKEEPING_KEYS
 from rltemplate.config.auto import about_auto
-from rltemplate.config.cli.composition import Composed, compose_job, compose_with_hydra
+from rltemplate.config.cli.composition import Composed, compose_job, compose_values
 from rltemplate.config.cli.files import check_files, group_names, option_names, read_sweep
 from rltemplate.config.cli.overrides import (
     JOBS_AT_MOST,
@@ -129,46 +129,43 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             in_file = any(str(error).startswith(f"{word}: ") for word in in_files)
             raise ConfigError(f"{error}{f' (in sweep={arguments.sweep})' * in_file}") from error
         plain = [str(override.input_line) for override in overrides]
-        lists = any(override.is_sweep_override() for override in overrides)
-        if not lists and not {*flags}.intersection(_MULTIRUN):
-            if resume:
-                raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
-            config = (single := compose_job(plain, beside)).config
-            _check_folder(config)
-            own = _of_the_run(plain)
-            return Plan(
-                argv=plain,
-                shown=arguments.cfg is not None,
-                configs=[config],
-                overrides=[own],
-                auto=_about_auto([single], [own]),
-                auto_keys=single.auto,
-            )
-        if arguments.cfg is not None:
+        sweep = bool(flags) or any(override.is_sweep_override() for override in overrides)
+        if sweep and arguments.cfg is not None:
             raise ConfigError("--cfg job: shows one configuration; leave out lists of values")
-        jobs = _jobs(overrides)
-        composed = compose_with_hydra(jobs[0])
-        beside, launcher = _beside(composed, len(jobs))
+        if resume and not sweep:
+            raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
+        jobs, argv = [plain], plain
+        if sweep:
+            jobs = _jobs(overrides)
+            beside, launcher = _beside(compose_values(jobs[0]), len(jobs))
+            argv = [text for text in plain if not text.lstrip("+").startswith(_N_JOBS)]
+            argv += [*launcher, "--multirun"]
         distinct: dict[tuple[str, ...], list[str]] = {}
         for each in jobs:
             distinct.setdefault(tuple(text for text in each if not _SEED.fullmatch(text)), each)
         announce(len(distinct))
-        checked = [_compose_one(each, beside) for each in distinct.values()]
+        checked = [_compose_one(each, beside, sweep) for each in distinct.values()]
         configs, own_words = [each.config for each in checked], [*map(_of_the_run, distinct.values())]
-        if len({config.runs_dir for config in configs}) > 1 or any(config.run_dir for config in configs):
+        folders = {config.runs_dir for config in configs}
+        if sweep and (len(folders) > 1 or any(config.run_dir for config in configs)):
             raise ConfigError("run_dir is the folder of a single run; all jobs of a sweep have one runs_dir")
-        _check_folder(configs[0])
+        if (run_dir := configs[0].run_dir) is not None:
+            converted("run_dir", run_dir, new_folder)
+        else:
+            converted("runs_dir", configs[0].runs_dir, folder)
         return Plan(
-            argv=[*(text for text in plain if not text.startswith(_N_JOBS)), *launcher, "--multirun"],
-            sweep=True,
+            argv=argv,
+            shown=arguments.cfg is not None,
+            sweep=sweep,
             num_jobs=len(jobs),
             configs=configs,
             overrides=own_words,
-            words=_words_of_sweep(plain),
+            words=_words_of_sweep(plain) if sweep else [],
             resume=resume,
             accept=arguments.accept is not None,
-            jobs=beside,
+            jobs=beside if sweep else 1,
             auto=_about_auto(checked, own_words),
+            auto_keys=set() if sweep else checked[0].auto,
         )
 
 
@@ -204,14 +201,6 @@ def _words_of_sweep(plain: Sequence[str]) -> list[str]:
     return [text for key, text in keyed if key not in other and not key.startswith("hydra.launcher.")]
 
 
-def _check_folder(config: Config) -> None:
-    """Raise `ConfigError` unless the run's folder is empty or can be made."""
-    if config.run_dir is None:
-        converted("runs_dir", config.runs_dir, folder)
-    else:
-        converted("run_dir", config.run_dir, new_folder)
-
-
 def _jobs(overrides: Sequence[Override]) -> list[list[str]]:
     """The overrides of every job."""
     values = [_values(each) for each in overrides]
@@ -245,13 +234,14 @@ def _values(override: Override) -> list[str]:
     return [f"{key}={Transformer.str(value)}" for value in sweep_values(override)]
 
 
-def _compose_one(job: Sequence[str], beside: int) -> Composed:
+def _compose_one(job: Sequence[str], beside: int, sweep: bool) -> Composed:
     try:
         return compose_job(job, beside)
     except ConfigError as error:
-        raise ConfigError(f"{error} (in the job {' '.join(_of_the_run(job))})") from error
+        where = f" (in the job {' '.join(_of_the_run(job))})" if sweep else ""
+        raise ConfigError(f"{error}{where}") from error
 
 
 def _of_the_run(job: Sequence[str]) -> list[str]:
     """The arguments of a job, except for Hydra's own settings."""
-    return [text for text in job if not text.startswith("hydra")]
+    return [text for text in job if not text.lstrip("+").startswith("hydra")]
