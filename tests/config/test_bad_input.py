@@ -178,7 +178,7 @@ DAMAGES: list[tuple[str, bytes | None, str, str]] = [
 
 
 @pytest.fixture
-def here(recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_folder(recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with runs A and B in it; nothing can be started from here."""
     run_dir = recorded_run.run_dir
     for name in (A, B):
@@ -196,32 +196,32 @@ def not_refused(*_: object) -> None:
     pytest.fail("was not refused")
 
 
-def faults(said: str, says: Sequence[str] = ()) -> list[str]:
+def faults(answer: str, says: Sequence[str] = ()) -> list[str]:
     """What is wrong with the answer to a wrong call; empty if nothing is."""
-    lines = said.splitlines()
-    found = [] if 1 <= len(lines) <= 2 else [f"{len(lines)} lines"]
-    if "Traceback" in said or SECRET in said or max(map(len, lines), default=0) > 1000:
-        found.append("a traceback, a secret, or a line that is too long to read")
-    if len(said.partition("allowed")[2]) >= 250:
-        found.append("a list that is too long to read")
-    return found + [f"does not say: {text}" for text in says if text not in said]
+    lines = answer.splitlines()
+    problems = [] if 1 <= len(lines) <= 2 else [f"{len(lines)} lines"]
+    if "Traceback" in answer or SECRET in answer or max(map(len, lines), default=0) > 1000:
+        problems.append("a traceback, a secret, or a line that is too long to read")
+    if len(answer.partition("allowed")[2]) >= 250:
+        problems.append("a list that is too long to read")
+    return problems + [f"does not say: {text}" for text in says if text not in answer]
 
 
 Refused = Callable[..., None]
 
 
 @pytest.fixture
-def refused(here: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Make a call that is refused with texts in its answer, and leaves nothing behind."""
 
     def check(words: str, *says: str) -> None:
-        before = {path: path.stat().st_size for path in here.rglob("*")}
+        before = {path: path.stat().st_size for path in work_folder.rglob("*")}
         command, *rest = words.split()
         default = [] if "runs_dir=" in words or command != "train" else ["runs_dir=none"]
         assert main([command, *default, *rest]) == 2
         out, err = capsys.readouterr()
         assert (out, faults(err, says)) == ("", []), err[:2000]
-        assert {path: path.stat().st_size for path in here.rglob("*")} == before
+        assert {path: path.stat().st_size for path in work_folder.rglob("*")} == before
 
     return check
 
@@ -233,14 +233,14 @@ def test_a_wrong_call_is_refused(line: tuple[str, ...], refused: Refused) -> Non
 
 @pytest.mark.parametrize(("name", "content", "words", "says"), DAMAGES)
 def test_a_damaged_run_is_refused(
-    name: str, content: bytes | None, words: str, says: str, here: Path, refused: Refused
+    name: str, content: bytes | None, words: str, says: str, work_folder: Path, refused: Refused
 ) -> None:
-    for file in (here / "runs" / GROUP / A).glob(name):
+    for file in (work_folder / "runs" / GROUP / A).glob(name):
         file.unlink()
         if content is not None:
             file.write_bytes(content)
     if name == "config.yaml":  # which a manifest holds as well
-        for file in (here / "runs" / GROUP / A / "checkpoints").glob("*.json"):
+        for file in (work_folder / "runs" / GROUP / A / "checkpoints").glob("*.json"):
             file.unlink()
     refused(words, says)
 
@@ -291,5 +291,5 @@ def test_a_full_disk_is_told_in_a_line_and_any_other_error_of_the_system_is_not(
     with pytest.raises(OSError, match="Input/output error"):
         main(["runs"])
     done = run(tmp_path, "sh", "-c", f"{shlex.join(program(ROOT, 'help'))} > /dev/full")
-    said = "error: a file, or the output, cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    message = "error: a file, or the output, cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, message)

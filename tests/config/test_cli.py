@@ -241,20 +241,20 @@ def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) 
     (tmp_path / "env" / "unfinished.yaml").touch()
     (tmp_path / "env" / "broken.yaml").write_text("id: [")
     assert preflight([f"--config-dir={tmp_path}", "env=MountainCar-v0"]).configs[0].env.id == "MountainCar-v0"
-    given = [f"--config-dir={tmp_path}", "experiment=mine", "env=mine"]
-    (config,) = preflight(given).configs
+    words = [f"--config-dir={tmp_path}", "experiment=mine", "env=mine"]
+    (config,) = preflight(words).configs
     assert (config.seed, config.experiment, config.env.id) == (9, "mine", "CartPole-v1")
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "unset.yaml").write_text("name: null\nseed: 1,2\n")
-    assert preflight([given[0], "sweep=unset"]).configs[0].name is None
-    lines = preflight([given[0], "env=mine", "total_env_steps=1000,900000"]).auto
+    assert preflight([words[0], "sweep=unset"]).configs[0].name is None
+    lines = preflight([words[0], "env=mine", "total_env_steps=1000,900000"]).auto
     assert [line.partition(", as in ")[2] for line in lines] == [
         f"env=mine total_env_steps={steps}" for steps in (1000, 900000)
     ]
     with pytest.raises(ConfigError, match="did you mean mine"):
-        preflight([given[0], "experiment=mne"])
+        preflight([words[0], "experiment=mne"])
     with pytest.raises(ConfigError, match="no such experiment"):
-        preflight(given[1:])
+        preflight(words[1:])
 
 
 def test_questions_are_answered_without_a_trace(tmp_path: Path) -> None:

@@ -30,20 +30,20 @@ def on_a_terminal(*command: str, cwd: Path) -> str:
         command, cwd=cwd, env=environment(TERM="xterm"), stdout=slave, stderr=slave
     ) as process:
         os.close(slave)
-        said = b""
+        output = b""
         try:
             while part := os.read(master, 65536):
-                said += part
+                output += part
         except OSError:  # the end of the process
             pass
     os.close(master)
-    assert process.returncode in (0, 2), said
-    return said.decode()
+    assert process.returncode in (0, 2), output
+    return output.decode()
 
 
 def test_only_what_is_no_text_is_escaped() -> None:
-    kept = "é 漢\xa0\U0001f600\ttab\nline \\x1b"
-    assert escaped(kept) == kept
+    plain = "é 漢\xa0\U0001f600\ttab\nline \\x1b"
+    assert escaped(plain) == plain
     assert escaped("\x1b[31mred\x1b[0m") == "red"
     assert (
         escaped("a\x1b[2J\r\x00\x7f\u202e\u200f\u2028\ud800") == r"a\x1b[2J\r\x00\x7f\u202e\u200f\u2028\ud800"
@@ -76,8 +76,8 @@ def test_no_command_lets_a_terminal_obey_files_of_others(tmp_path: Path, words: 
     (evil.parent / EVIL.replace("/", "")).mkdir()
     (evil.parent / EVIL.replace("/", "") / paths.RECORD).write_text("{")
     command = (sys.executable, "-P", "-m", "rltemplate", *words.split())
-    said = on_a_terminal("env", f"PYTHONPATH={ROOT}", *command, cwd=tmp_path)
-    assert not [each for each in OBEYED if each in said], said
+    output = on_a_terminal("env", f"PYTHONPATH={ROOT}", *command, cwd=tmp_path)
+    assert not [each for each in OBEYED if each in output], output
 
 
 def test_a_console_of_another_encoding_shows_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_a_patch_is_shown_in_colours_and_its_text_is_not_obeyed(
     monkeypatch.setattr(diff, "PROJECT", tmp_path)
     monkeypatch.setattr(sys, "stdout", terminal)
     assert main(["diff", "a=run-1", "b=run-2", "code=full", f"runs_dir={tmp_path / 'runs'}"]) == 0
-    said = terminal.getvalue()
-    assert "\x1b[31m-a = 1\x1b[m\n" in said
-    assert r"\x1b]0;owned\x07" in said
-    assert "\x1b[8m" not in said
-    assert {each for each in said if not each.isprintable()} <= {"\n", "\x1b"}
+    output = terminal.getvalue()
+    assert "\x1b[31m-a = 1\x1b[m\n" in output
+    assert r"\x1b]0;owned\x07" in output
+    assert "\x1b[8m" not in output
+    assert {each for each in output if not each.isprintable()} <= {"\n", "\x1b"}

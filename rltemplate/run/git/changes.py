@@ -29,10 +29,10 @@ def files_between(project: Path, a: GitRecord, b: GitRecord) -> list[str] | None
 
     `a` and `b` are `git` of their records, `project` lies in the repository that is asked. None: unknown.
     """
-    told = _diff(project, a, b, "-z", "--name-only", "--no-renames")
+    names = _diff(project, a, b, "-z", "--name-only", "--no-renames")
     one, other = a.left_out(), b.left_out()
     hidden = [path for path in {**one, **other} if one.get(path) != other.get(path)]
-    return None if told is None else [*dict.fromkeys([*told.split("\0")[:-1], *hidden])]
+    return None if names is None else [*dict.fromkeys([*names.split("\0")[:-1], *hidden])]
 
 
 def text_between(project: Path, a: GitRecord, b: GitRecord) -> str | None:
@@ -44,15 +44,16 @@ def code_contents(project: Path, side: GitRecord) -> dict[str, str] | None:
     """Names of the contents of the files of a run's code, by path; None: unknown."""
     try:
         with repository(project) as git:
-            found = _find(git, side)
-            entries = git.names("ls-tree", "-r", "-z", found) if found else []
+            if not (tree := _find(git, side)):
+                return None
+            entries = git.names("ls-tree", "-r", "-z", tree)
     except (GitError, OSError):
         return None
     # Of an entry, the name stands behind a tab, and mode and name of the content before it.
     pairs = (entry.partition(b"\t") for entry in entries)
     contents = {as_text(path): as_text(content) for content, _, path in pairs}
     left_out = {path: f"{contents.get(path)} {facts}" for path, facts in side.left_out().items()}
-    return contents | left_out if found else None
+    return contents | left_out
 
 
 def code_digest(contents: Mapping[str, str], counts: Callable[[str], bool]) -> str:
@@ -98,10 +99,8 @@ def _diff(project: Path, a: GitRecord, b: GitRecord, *words: str) -> str | None:
         return ""
     try:
         with repository(project) as git:
-            found = [_find(git, each) for each in (a, b)]
-            if not all(found):
-                return None
-            return as_text(git("diff-tree", *_EXACT, *words, *found, "--", *_NO_CODE))
+            trees = [_find(git, each) for each in (a, b)]
+            return as_text(git("diff-tree", *_EXACT, *words, *trees, "--", *_NO_CODE)) if all(trees) else None
     except (GitError, OSError):
         return None
 

@@ -58,8 +58,8 @@ class Git:
     """
 
     def __init__(self, project: Path, scratch: Path) -> None:
-        given = os.environ.items()
-        passed = {k: v for k, v in given if not k.startswith("GIT_") or k.startswith(_KEPT_VARIABLES)}
+        variables = os.environ.items()
+        passed = {k: v for k, v in variables if not k.startswith("GIT_") or k.startswith(_KEPT_VARIABLES)}
         self.env = passed | _OWN_VARIABLES
         self.top = project
         self.failing: set[str] | None = None  # filters that are not called; None: none was tried
@@ -79,10 +79,10 @@ class Git:
         values |= {f"filter.{name}.required": "false" for name in left}
         settings = [word for key, value in values.items() for word in ("-c", f"{key}={value}")]
         command = ["git", "-C", str(self.top), *settings, *args]
-        given: dict[str, Any] = {"env": self.env, "input": stdin, "timeout": _LIMIT_S}
+        bounds: dict[str, Any] = {"env": self.env, "input": stdin, "timeout": _LIMIT_S}
         try:
             # In a session of its own, which Ctrl-C does not reach.
-            done = subprocess.run(command, capture_output=True, start_new_session=True, **given)
+            done = subprocess.run(command, capture_output=True, start_new_session=True, **bounds)
         except OSError as error:
             raise GitError(
                 f"git cannot be started ({error.strerror}): install it to have code recorded"
@@ -119,8 +119,8 @@ class Git:
         """The files among `paths` that need a filter which is not called, and its name."""
         if not self.failing or not paths:
             return {}
-        told = self("check-attr", "-z", "--stdin", "filter", stdin=b"\0".join(paths)).split(b"\0")
-        needed = {path: as_text(name) for path, name in zip(told[::3], told[2::3], strict=False)}
+        triples = self("check-attr", "-z", "--stdin", "filter", stdin=b"\0".join(paths)).split(b"\0")
+        needed = {path: as_text(name) for path, name in zip(triples[::3], triples[2::3], strict=False)}
         return {path: name for path, name in needed.items() if name in self.failing}
 
     def file(self, path: bytes) -> Path:

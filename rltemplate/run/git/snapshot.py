@@ -169,16 +169,16 @@ def fetch_command(run: str = "*") -> str:
 
 def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
     """Configuration, outcome, trace and metrics in a run's commit, written into `folder`, by name there."""
-    found = {}
+    files = {}
     with repository(project) as git:
         tops = map(as_text, git.names("ls-tree", "-d", "-z", "--name-only", f"{commit}^{{tree}}"))
         folders = [RESERVED, *(f"{top}/run/" for top in tops if _FORMER_RESERVED.fullmatch(top))]
         reserved = next((each for each in folders if git.find(f"{commit}:{each}{CONFIG}")), RESERVED)
         for name in (CONFIG, *ENDED):
             if blob := git.find(f"{commit}:{reserved}{name}"):
-                found[name] = folder / name
-                found[name].write_bytes(git("cat-file", "blob", blob))
-    return found
+                files[name] = folder / name
+                files[name].write_bytes(git("cat-file", "blob", blob))
+    return files
 
 
 def submodules(project: Path, commit: str) -> list[str]:
@@ -226,12 +226,12 @@ def remote_url(project: Path) -> str | None:
     return None
 
 
-def _read_work_tree(git: Git, found: GitRecord) -> None:
-    """Store the work tree in git's objects and fill `found`, as far as it gets. Raises GitError."""
-    found.skipped = []
-    found.base_commit = git.find("HEAD^{commit}") or None
-    found.branch = masked(git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1)) or None
-    base = found.base_commit or git.line("hash-object", "-t", "tree", "--stdin")  # the empty tree
+def _read_work_tree(git: Git, snapshot: GitRecord) -> None:
+    """Store the work tree in git's objects and fill `snapshot`, as far as it gets. Raises GitError."""
+    snapshot.skipped = []
+    snapshot.base_commit = git.find("HEAD^{commit}") or None
+    snapshot.branch = masked(git.line("symbolic-ref", "--quiet", "--short", "HEAD", fine=1)) or None
+    base = snapshot.base_commit or git.line("hash-object", "-t", "tree", "--stdin")  # the empty tree
     new, old, gone = _copy_index(git, base), list[bytes](), list[bytes]()
     options = ("--untracked-files=all", "--ignore-submodules=none", "--no-renames")
     for entry in git.names("status", "--porcelain=v2", "-z", *options):
@@ -242,7 +242,7 @@ def _read_work_tree(git: Git, found: GitRecord) -> None:
         if submodule[2:4] not in (b"..", b""):
             inside = _submodule_digest(git.file(path))
             reason = "changes inside of a submodule"
-            found.skipped.append({"path": as_text(path), "reason": reason, "bytes": 0, "digest": inside})
+            snapshot.skipped.append({"path": as_text(path), "reason": reason, "bytes": 0, "digest": inside})
         if mode == b"000000":
             gone.append(path)
         elif mode == b"160000" != before:  # a repository in the place of a file
@@ -251,14 +251,14 @@ def _read_work_tree(git: Git, found: GitRecord) -> None:
             old.append(path)
     # Before others are added: a folder may have become a link.
     git("update-index", "--force-remove", "-z", "--stdin", stdin=b"\0".join(gone))
-    add_files(git, old, found.skipped, new=False)
-    add_files(git, new, found.skipped, new=True)
+    add_files(git, old, snapshot.skipped, new=False)
+    add_files(git, new, snapshot.skipped, new=True)
     tree = git.line("write-tree")
     if git.prefix and not git.find(f"{tree}:{git.prefix}"):
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
         raise GitError(f"the repository {git.top} ignores this folder: `git init` gives it one of its own")
-    found.dirty = bool(tree != git.find(f"{base}^{{tree}}") or found.skipped)
-    found.tree = tree
+    snapshot.dirty = bool(tree != git.find(f"{base}^{{tree}}") or snapshot.skipped)
+    snapshot.tree = tree
 
 
 def _despite_filters(git: Git, call: Callable[[], T]) -> T:
@@ -289,5 +289,5 @@ def _copy_index(git: Git, base: str) -> list[bytes]:
 def _submodule_digest(folder: Path) -> str | None:
     """Stands for the work tree of a submodule."""
     inside = take_snapshot(folder)
-    known = f"{inside.tree} {inside.left_out()}"
-    return None if inside.tree is None else xxhash.xxh3_128_hexdigest(known.encode())
+    content = f"{inside.tree} {inside.left_out()}"
+    return None if inside.tree is None else xxhash.xxh3_128_hexdigest(content.encode())

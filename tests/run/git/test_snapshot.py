@@ -57,14 +57,14 @@ def make_repo(folder: Path) -> Path:
 
 def files(folder: Path) -> dict[str, tuple[bool, bytes]]:
     """All files below `folder`, without git's own: whether executable, and the content (a link's target)."""
-    found = {}
+    contents = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            found[name] = (False, b"-> " + os.fsencode(path.readlink()))
+            contents[name] = (False, b"-> " + os.fsencode(path.readlink()))
         elif path.is_file() and name != ".git" and not name.startswith(".git/"):
-            found[name] = (os.access(path, os.X_OK), path.read_bytes())
-    return found
+            contents[name] = (os.access(path, os.X_OK), path.read_bytes())
+    return contents
 
 
 def state(repo: Path) -> tuple[object, ...]:
@@ -73,7 +73,7 @@ def state(repo: Path) -> tuple[object, ...]:
         (repo / ".git" / "index").read_bytes(),
         git(repo, "for-each-ref", "refs/heads", "refs/tags", "refs/stash"),
         git(repo, "--no-optional-locks", "status", "--porcelain=v2", "--branch"),
-        {name: ((repo / name).lstat().st_mtime_ns, kept) for name, kept in files(repo).items()},
+        {name: ((repo / name).lstat().st_mtime_ns, entry) for name, entry in files(repo).items()},
     )
 
 
@@ -154,9 +154,9 @@ def test_the_snapshot_is_the_work_tree_and_not_the_index(repo: Path, tmp_path: P
     (repo / "x.log").write_text("ignored\n")
     assert whole(repo).dirty
     with snapshot.worktree(repo, REF, tmp_path / "copy") as copy:
-        found = files(copy)
-    assert found.pop(CONFIG_PATH) == (False, CONFIG.encode())
-    assert found == expected
+        copied = files(copy)
+    assert copied.pop(CONFIG_PATH) == (False, CONFIG.encode())
+    assert copied == expected
 
 
 def test_a_project_below_the_top_of_its_repository_snapshots_all_of_it(repo: Path, tmp_path: Path) -> None:
@@ -194,11 +194,11 @@ def test_what_is_left_out_is_named_and_counted(repo: Path, monkeypatch: pytest.M
     (repo / "train.py").write_text(TOKEN)
     git(repo, "add", "train.py")  # the index has the token as well
     record = whole(repo)
-    kept = "; the version of the base commit is kept"
+    base = "; the version of the base commit is kept"
     assert {entry["path"]: entry["reason"] for entry in record.skipped} == {
-        "big.py": f"larger than 0 MB{kept}",
-        "train.py": f"likely secret: contains a GitHub token{kept}",
-        "nest/": f"a git repository of its own{kept}",
+        "big.py": f"larger than 0 MB{base}",
+        "train.py": f"likely secret: contains a GitHub token{base}",
+        "nest/": f"a git repository of its own{base}",
         "a.pem": "likely secret: named like *.pem",
         ".kube/config": "likely secret: named like */.kube/*",
         "embedded/": "a git repository of its own",
@@ -336,11 +336,11 @@ def test_a_snapshot_ends_no_lock_of_its_process(repo: Path) -> None:
 
 def test_a_sweep_holds_its_snapshot_against_gc(repo: Path) -> None:
     (repo / "new.py").write_text("as the sweep began\n")
-    kept = take_snapshot(repo, keep_ref="sweep")
+    held = take_snapshot(repo, keep_ref="sweep")
     (repo / "new.py").write_text("edited since\n")
     loose = take_snapshot(repo)  # the inverse
     git(repo, "gc", "-q", "--prune=now")
-    record = commit_run(repo, GitRecord(**json.loads(json.dumps(asdict(kept)))), "job-1", CONFIG)
+    record = commit_run(repo, GitRecord(**json.loads(json.dumps(asdict(held)))), "job-1", CONFIG)
     assert stored(repo, record.commit)["new.py"] == b"as the sweep began\n"
     (repo / "new.py").write_text("edited again\n")
     assert "read-tree" in no_code(commit_run(repo, loose, "lost", CONFIG))
@@ -380,8 +380,8 @@ def test_signed_commits_and_names_that_are_no_utf8_are_recorded(repo: Path, tmp_
 
 def resume(repo: Path, before: GitRecord, config: str = CONFIG) -> GitRecord:
     """The record of another process, which knows the run from `record.json` alone."""
-    known = GitRecord(**json.loads(json.dumps(asdict(before))))
-    return commit_run(repo, take_snapshot(repo), "run-1", config, known)
+    recorded = GitRecord(**json.loads(json.dumps(asdict(before))))
+    return commit_run(repo, take_snapshot(repo), "run-1", config, recorded)
 
 
 def end(repo: Path, record: GitRecord, **files: Path) -> str | None:
@@ -409,8 +409,8 @@ def test_a_run_and_its_outcome_are_one_ref_that_is_its_code(
     assert not copy.exists()
     assert len(git(repo, "worktree", "list").splitlines()) == 1
     monkeypatch.setattr(snapshot, "MAX_ENDED_BYTES", 10)
-    told = {"metrics.jsonl": "100 bytes, and the limit is 10"}
-    assert ended_files(tmp_path) == ({paths.TRACE: tmp_path / "trace.jsonl"}, told)
+    too_large = {"metrics.jsonl": "100 bytes, and the limit is 10"}
+    assert ended_files(tmp_path) == ({paths.TRACE: tmp_path / "trace.jsonl"}, too_large)
 
 
 def test_another_code_or_configuration_is_a_commit_on_top(repo: Path) -> None:
