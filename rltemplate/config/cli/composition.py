@@ -15,12 +15,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from rltemplate.config.cli.files import chosen_algorithm, group_names, option_names
-from rltemplate.config.cli.overrides import LAUNCHER, MAPPINGS, SEARCHPATH, wrong_key, wrong_value
+from rltemplate.config.cli.overrides import LAUNCHER, SEARCHPATH, wrong_key, wrong_value
 from rltemplate.config.command_args import choose, first_line
 from rltemplate.config.loading import CONF, auto_keys, in_one_line, to_config, to_dict
 from rltemplate.config.project import ALGORITHMS, project
-from rltemplate.config.schema import ComposedConfig, Config, key_types
-from rltemplate.config.project import ALGORITHMS
+from rltemplate.config.schema import ComposedConfig, Config
 from rltemplate.config.secrets import refuse_secrets
 from rltemplate.interfaces import ConfigError
 
