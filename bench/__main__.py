@@ -28,7 +28,7 @@ from typing import Any
 
 from bench import tables
 from bench.contenders import configuration
-from bench.works import GPU, PARTS, WORKS, Job, jobs
+from bench.works import GPU, PARTS, WORKS, BenchJob, jobs
 from rltemplate.config import command_args
 from rltemplate.config.command_args import Kind, argument, folder, one_of, whole
 from rltemplate.determinism.levels import prepared
@@ -95,9 +95,9 @@ def main(argv: list[str]) -> int:
 
 
 def measure_part(
-    part: Sequence[Job],
+    part: Sequence[BenchJob],
     repetitions: int,
-    run: Callable[[Job], Answer],
+    run: Callable[[BenchJob], Answer],
     measured: list[Answer],
     failed: list[str],
 ) -> None:
@@ -123,7 +123,7 @@ def measure_part(
             print(", ".join(f"{key} {value:,.4g}" for key, value in answer["result"].items()), flush=True)
 
 
-def in_process(job: Job) -> Answer:
+def in_process(job: BenchJob) -> Answer:
     """The answer of a fresh process with pinned threads: `result` and `facts`, or `error`."""
     threads = {f"{name}_NUM_THREADS": str(job.threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
     several = "true" if job.threads > 1 else "false"
@@ -145,7 +145,7 @@ def measure_one(asked: Mapping[str, Any]) -> int:
     from bench.measure import measure
     from bench.works import MeasurementError
 
-    job = Job(**asked["job"])
+    job = BenchJob(**asked["job"])
     os.sched_setaffinity(0, cores()[: job.cores])  # before libraries choose their threads
     try:
         answer = measure(job, asked["begun"])

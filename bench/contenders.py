@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bench import works
-from bench.works import WORKS, Job, MeasurementError, Work
+from bench.works import WORKS, BenchJob, MeasurementError, Work
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import Config
@@ -36,7 +36,7 @@ def _of_torch(networks: Iterable[Any]) -> Weights:
     return [(weight.numel(), str(weight.dtype).removeprefix("torch.")) for weight in weights]
 
 
-def build(job: Job) -> Contender:
+def build(job: BenchJob) -> Contender:
     """The contender of a job, in this process."""
     if job.library == "rltemplate":
         return Ours(job)
@@ -44,7 +44,7 @@ def build(job: Job) -> Contender:
     return peer(WORKS[job.work], job.threads)
 
 
-def configuration(job: Job) -> Config:
+def configuration(job: BenchJob) -> Config:
     """The configuration of this project for a job; of a key that is given twice the last word counts."""
     from rltemplate.config.cli.preflight import preflight
 
@@ -56,7 +56,7 @@ def configuration(job: Job) -> Config:
 class Ours:
     """This project, without observers."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BenchJob) -> None:
         from rltemplate.config.project import project
         from rltemplate.determinism import switches
 
@@ -120,19 +120,23 @@ class StableBaselines3:
         if work.scaled:
             envs = VecNormalize(envs, clip_obs=works.BOUND, clip_reward=works.BOUND, gamma=works.GAMMA)
         sizes, ppo = list(work.hidden_sizes), work.algo == "ppo"
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "policy_kwargs": {"net_arch": {"pi": sizes, "vf" if ppo else "qf": sizes}},
             "gamma": works.GAMMA,
             "device": "cpu",
             "seed": 1,
         }
         if ppo:
-            given |= {"n_steps": works.PPO_STEPS, "batch_size": works.PPO_BATCH, "n_epochs": works.PPO_EPOCHS}
+            arguments |= {
+                "n_steps": works.PPO_STEPS,
+                "batch_size": works.PPO_BATCH,
+                "n_epochs": works.PPO_EPOCHS,
+            }
         else:
-            given |= {"buffer_size": works.SAC_BUFFER, "batch_size": works.SAC_BATCH, "train_freq": 1}
-            given |= {"learning_starts": works.LEARNING_STARTS, "gradient_steps": work.num_envs}
+            arguments |= {"buffer_size": works.SAC_BUFFER, "batch_size": works.SAC_BATCH, "train_freq": 1}
+            arguments |= {"learning_starts": works.LEARNING_STARTS, "gradient_steps": work.num_envs}
         library = importlib.import_module(self.library)
-        self.model: Any = getattr(library, work.algo.upper())("MlpPolicy", envs, **given)
+        self.model: Any = getattr(library, work.algo.upper())("MlpPolicy", envs, **arguments)
 
     def facts(self) -> Facts:
         """From the model and its networks."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contenders import Contender, Ours, build
-from bench.works import WORKS, Job, MeasurementError, Work
+from bench.works import WORKS, BenchJob, MeasurementError, Work
 from rltemplate.run import paths
 from rltemplate.run.git.snapshot import GitRecord, withdraw_run
 from rltemplate.run.paths import PROJECT
@@ -26,7 +26,7 @@ from rltemplate.run.record import RunRecord
 _TOLERANCE = 0.01  # of the updates that optimisers counted, against those announced
 
 
-def measure(job: Job, begun: float) -> dict[str, Any]:
+def measure(job: BenchJob, begun: float) -> dict[str, Any]:
     """The answer to a job; `begun` is the time at which its process was started."""
     if job.part == "startup":
         return {"result": time_to_first_step(WORKS[job.work])}
@@ -43,7 +43,7 @@ def measure(job: Job, begun: float) -> dict[str, Any]:
     return {"result": result, "facts": contender.facts()}
 
 
-def rate(contender: Contender, job: Job, begun: float, seconds: dict[str, float]) -> dict[str, float]:
+def rate(contender: Contender, job: BenchJob, begun: float, seconds: dict[str, float]) -> dict[str, float]:
     """Speed of training, and the share of each of `seconds`, which the calls that it watches add up."""
     first, start, end = 0.0, (0, 0.0, 0.0, 0.0), (0, 0.0, 0.0, 0.0)
     warm_up = 2 * WORKS[job.work].first_steps
@@ -115,7 +115,7 @@ def watch(contender: Ours) -> dict[str, float]:
 _WATCHING = {"log": ("off", 1), "trace=iteration": ("iteration", 0), "trace=step": ("step", 0)}
 
 
-def observers(job: Job) -> dict[str, float]:
+def observers(job: BenchJob) -> dict[str, float]:
     """Time that observers add to an iteration, as shares: medians of iterations that take turns."""
     from rltemplate.config.loading import to_dict
     from rltemplate.config.schema import TraceDetail
@@ -160,12 +160,12 @@ def observers(job: Job) -> dict[str, float]:
             turn = len(rounds) % len(names)  # so that no observer always comes after the same one
             rounds.append({name: iteration(name) for name in [*names[turn:], *names[:turn]]})
     ours.close()
-    found = {}
+    shares = {}
     for name in ("nothing", *_WATCHING):
         for clock, label in enumerate(("wall", "cpu")):
             added = statistics.median(each[name][clock] - each["alone"][clock] for each in rounds)
-            found[f"{name} {label}"] = added / statistics.median(each["alone"][clock] for each in rounds)
-    return found
+            shares[f"{name} {label}"] = added / statistics.median(each["alone"][clock] for each in rounds)
+    return shares
 
 
 # Overrides that make an iteration one step of the environments.
@@ -181,9 +181,9 @@ def time_to_first_step(work: Work) -> dict[str, float]:
     The first line of the trace tells when an iteration of one step was made; the run is killed then.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        run_dir, said = Path(scratch) / "run", Path(scratch) / "said"
+        run_dir, log = Path(scratch) / "run", Path(scratch) / "output.txt"
         words = [f"algo={work.algo}", f"env={work.env}", *ONE_STEP[work.algo], f"run_dir={run_dir}"]
-        with said.open("wb") as out:
+        with log.open("wb") as out:
             began = time.perf_counter()
             command = [sys.executable, "scripts/train.py", *words]
             process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -195,7 +195,7 @@ def time_to_first_step(work: Work) -> dict[str, float]:
             os.kill(RunRecord.read(run_dir).pid or process.pid, signal.SIGKILL)
         _, _, used = os.wait4(process.pid, 0)
         if not started:
-            lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             raise MeasurementError(f"the command ended before its first step: {lines[-1]}")
         withdraw_run(PROJECT, RunRecord.read(run_dir).git)
     return {"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime}

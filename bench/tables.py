@@ -46,14 +46,14 @@ def document(measurements: Sequence[Measurement], facts: Mapping[str, str]) -> s
     """The whole file; `facts` are lines about command, machine and versions by part."""
     lines = ["# Speed", ""]
     for part, head in HEADS.items():
-        found: Cells = {}
+        cells: Cells = {}
         for each in measurements:
             job = each["job"]
             if job["part"] == part:
-                cell = found.setdefault((job["work"], job["contender"]), {})
+                cell = cells.setdefault((job["work"], job["contender"]), {})
                 cell[each["repetition"]] = each["result"]
-        if found:
-            body = [[WORKS[work].title, *cells] for work, cells in ROWS[part](found)]
+        if cells:
+            body = [[WORKS[work].title, *row] for work, row in ROWS[part](cells)]
             table = [f"| {' | '.join(row)} |" for row in (["work", *head], ["---"] * (len(head) + 1), *body)]
             note = textwrap.wrap(" ".join(NOTES[part].split()), 110)
             lines += [f"## {part}", "", facts[part], "", *table, "", *note, ""]
@@ -80,41 +80,41 @@ def _speed(cell: Cell) -> str:
 Rows = Iterable[tuple[str, list[str]]]  # a work, and the cells after its name
 
 
-def _peers(found: Cells) -> Iterator[tuple[str, list[str]]]:
-    for (work, contender), cell in found.items():
-        peers = (found.get((work, peer)) for peer in ("Stable-Baselines3", "SBX"))
+def _peers(cells: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, contender), cell in cells.items():
+        peers = (cells.get((work, peer)) for peer in ("Stable-Baselines3", "SBX"))
         ratios = [_ratio(cell, peer, "steps_per_s") for peer in peers]
         first, peak = median(cell, "first_s"), median(cell, "peak_bytes") / 1e6
         yield work, [contender, _speed(cell), *ratios, f"{first:.1f}", f"{peak:,.0f}"]
 
 
-def _time(found: Cells) -> Iterator[tuple[str, list[str]]]:
-    for (work, form), cell in found.items():
+def _time(cells: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, form), cell in cells.items():
         shares = (f"{median(cell, share):.1%}" for share in HEADS["time"][2:])
         yield work, [form, _speed(cell), *shares]
 
 
-def _levels(found: Cells) -> Iterator[tuple[str, list[str]]]:
-    for (work, level), cell in found.items():
-        base = found.get((work, "fast, compile=true" if "compile" in level else "fast"))
+def _levels(cells: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, level), cell in cells.items():
+        base = cells.get((work, "fast, compile=true" if "compile" in level else "fast"))
         speed = f"{1 / median(cell, 'cpu_s_per_step'):,.0f}"
         yield work, [level, speed, _ratio(cell, base, "cpu_s_per_step")]
 
 
-def _observers(found: Cells) -> Iterator[tuple[str, list[str]]]:
-    for (work, _), cell in found.items():
+def _observers(cells: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, _), cell in cells.items():
         for name in dict.fromkeys(key.rpartition(" ")[0] for key in next(iter(cell.values()))):
             yield work, [name, *(f"{median(cell, f'{name} {clock}'):.2%}" for clock in ("wall", "cpu"))]
 
 
-def _startup(found: Cells) -> Iterator[tuple[str, list[str]]]:
-    for (work, command), cell in found.items():
+def _startup(cells: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, command), cell in cells.items():
         yield work, [command, *(f"{median(cell, clock):.1f}" for clock in ("wall_s", "cpu_s"))]
 
 
-def _gpu(found: Cells) -> Iterator[tuple[str, list[str]]]:
-    for (work, form), cell in found.items():
-        ratio = _ratio(cell, found.get((work, "CPU, compile=true")), "steps_per_s")
+def _gpu(cells: Cells) -> Iterator[tuple[str, list[str]]]:
+    for (work, form), cell in cells.items():
+        ratio = _ratio(cell, cells.get((work, "CPU, compile=true")), "steps_per_s")
         yield work, [form, _speed(cell), ratio, f"{median(cell, 'first_s'):.1f}"]
 
 

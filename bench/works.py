@@ -89,7 +89,7 @@ DEVICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """One measurement, made in a process of its own."""
 
     part: str
@@ -102,7 +102,7 @@ class Job:
     seconds: float = 15.0  # to measure for, beyond the warm-up
 
 
-def jobs(part: str, seconds: float, cores: int) -> list[Job]:
+def jobs(part: str, seconds: float, cores: int) -> list[BenchJob]:
     """The measurements of one repetition of a part, in the order in which they take turns."""
     hopper, forms = ("ppo-Hopper", "sac-Hopper"), list(FORMS.items())
     peers: list[tuple[str, list[str]]] = [(peer, []) for peer in PEERS]
@@ -119,7 +119,7 @@ def jobs(part: str, seconds: float, cores: int) -> list[Job]:
     for work, contender, words in plans[part]:
         # Two threads serve the large batches of SAC; the small ones of PPO they only slow down.
         threads, library = used if WORKS[work].algo == "sac" else 1, PEERS.get(contender, "rltemplate")
-        made.append(Job(part, work, contender, library, tuple(words), threads, used, seconds))
+        made.append(BenchJob(part, work, contender, library, tuple(words), threads, used, seconds))
     return made
 
 

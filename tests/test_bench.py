@@ -12,12 +12,12 @@ import torch
 
 from bench import tables
 from bench.__main__ import Args, main, measure_part
-from bench.works import GPU, PARTS, WORKS, Job, jobs
+from bench.works import GPU, PARTS, WORKS, BenchJob, jobs
 from rltemplate.config.cli.preflight import preflight
 
 
-def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **values: Any) -> Job:
-    return Job(part="peers", work=work, contender=contender, **values)
+def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **values: Any) -> BenchJob:
+    return BenchJob(part="peers", work=work, contender=contender, **values)
 
 
 def test_every_job_of_this_project_is_a_configuration_that_trains() -> None:
@@ -34,7 +34,7 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
     measured: list[dict[str, Any]] = []
     failed: list[str] = []
 
-    def run(job: Job) -> dict[str, Any]:
+    def run(job: BenchJob) -> dict[str, Any]:
         if job.contender == "fails":
             return {"error": "no compiler"}
         batch = 64 if job.contender == "one" else 128

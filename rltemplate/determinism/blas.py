@@ -78,11 +78,11 @@ def _blocks(rows: int) -> list[_Block]:
     blocks: list[_Block] = []
     end = 0
     for first in range(0, max(rows, 1), _BLOCK):
-        here = min(_BLOCK, rows - first)
-        edge = 0 if here <= _PANEL else _PANEL
-        start, end = end, end + 2 * edge + max(-(-here // _PANEL), 1) * _PANEL
-        inner = slice(start + edge, start + edge + here)
-        blocks.append(_Block(slice(start, end), inner, slice(first, first + here)))
+        size = min(_BLOCK, rows - first)
+        edge = 0 if size <= _PANEL else _PANEL
+        start, end = end, end + 2 * edge + max(-(-size // _PANEL), 1) * _PANEL
+        inner = slice(start + edge, start + edge + size)
+        blocks.append(_Block(slice(start, end), inner, slice(first, first + size)))
     return blocks
 
 

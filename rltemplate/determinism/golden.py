@@ -38,10 +38,10 @@ def check(switches: DeterminismConfig, physics: bool = True) -> dict[str, Any]:
     `physics` says whether the run's environment uses MuJoCo, which takes a tenth of a second to load. Raises
     `ConfigError` naming the parts that differ, the cause first, and what to use instead.
     """
-    found, golden = digests(physics), switches.golden
+    computed, golden = digests(physics), switches.golden
     differing = [
         f"{part} gives {digest} instead of {golden.get(part)}"
-        for part, digest in found.items()
+        for part, digest in computed.items()
         if digest != golden.get(part)
     ]
     if differing:
@@ -49,7 +49,7 @@ def check(switches: DeterminismConfig, physics: bool = True) -> dict[str, Any]:
             f"determinism=profile: this machine is not of the class {switches.profile}: "
             f"{', '.join(differing)}; use determinism=invariant"
         )
-    return {"profile": switches.profile, "digests": found, "holds": True}
+    return {"profile": switches.profile, "digests": computed, "holds": True}
 
 
 def digests(physics: bool = True) -> dict[str, str]:

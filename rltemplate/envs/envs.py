@@ -58,7 +58,7 @@ class Envs:
         self._returns[:] = 0.0
         self._lengths[:] = 0
         obs = self.codec.encode_obs(self._vector.reset(np.ones(self.num_envs, np.bool_), self._seeds))
-        self.infos = self._given()
+        self.infos = self._infos()
         self.probe.results("reset", {"obs": obs, "infos": self.infos})
         return obs
 
@@ -69,7 +69,7 @@ class Envs:
         reward, terminated, truncated = (array.copy() for array in rest)
         self._returns += reward
         self._lengths += 1
-        next_infos = self.infos = self._given()
+        next_infos = self.infos = self._infos()
         episodes: list[Episode] = []
         done = terminated | truncated
         if np.count_nonzero(done):
@@ -78,25 +78,25 @@ class Envs:
             self._lengths[done] = 0
             obs = next_obs.copy()
             obs[done] = self.codec.encode_obs(self._vector.reset(done, self._no_seeds)[done])
-            self.infos = self._given()
+            self.infos = self._infos()
         step = Step(reward, terminated, truncated, next_obs, obs, episodes, next_infos, self.infos)
         self.probe.results("step", step)
         return step
 
-    def _given(self) -> dict[str, np.ndarray]:
-        found: dict[str, np.ndarray] = {}
+    def _infos(self) -> dict[str, np.ndarray]:
+        arrays: dict[str, np.ndarray] = {}
         names = self.config.infos
-        given = self._vector.call("infos", [names] * self.num_envs) if names else []
+        entries = self._vector.call("infos", [names] * self.num_envs) if names else []
         for name in names:
-            there = [name in infos for infos in given]
-            if any(there):
-                nothing = np.zeros_like(given[there.index(True)][name])
-                each = [infos.get(name, nothing) for infos in given]
+            mask = [name in infos for infos in entries]
+            if any(mask):
+                zeros = np.zeros_like(entries[mask.index(True)][name])
+                each = [infos.get(name, zeros) for infos in entries]
                 if len({array.shape for array in each}) > 1:
                     raise RunError(f"{self.config.id}: info has {name} in several shapes")
-                found[name] = np.stack(each)
-                found[f"_{name}"] = np.array(there)
-        return found
+                arrays[name] = np.stack(each)
+                arrays[f"_{name}"] = np.array(mask)
+        return arrays
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every environment: a copy, of tensors, numbers and strings in dicts and lists."""
@@ -133,7 +133,7 @@ class Envs:
                 "actions: runs in it cannot be resumed exactly.\n"
                 "It keeps state that neither of them shows, or it or its libraries have changed since"
             )
-        self.infos = self._given()
+        self.infos = self._infos()
 
     def close(self) -> None:
         """Release the environments and their worker processes, also where a worker has died or hangs."""

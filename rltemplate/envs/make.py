@@ -258,8 +258,8 @@ def check_env(config: EnvConfig, note: Callable[[str], None] | None = None) -> C
             why = str(error).removeprefix(f"{config.id}, ")
         raise ConfigError(f"env.id={config.id}: {problem}, {why}") from error
     if note is not None and seed_bits < SEED_BITS:
-        kept = f"gets the lower ones of {SEED_BITS}"
-        note(f"{config.id} refuses seeds of more than {seed_bits} bits, and {kept}")
+        lower = f"gets the lower ones of {SEED_BITS}"
+        note(f"{config.id} refuses seeds of more than {seed_bits} bits, and {lower}")
     if note is not None and (unresumed := resume_note(config)):
         note(unresumed)
     return codec

@@ -127,17 +127,17 @@ class ActionRecorder:
 
     def infos(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The entries of the last info that exist; `a.b` is the entry b of a."""
-        found = {}
+        arrays = {}
         for name in names:
             value: Any = self._info
             for key in name.split("."):
                 value = value.get(key) if isinstance(value, Mapping) else None
             array = np.array(value)
             if array.dtype.kind in "biuf":
-                found[name] = array
+                arrays[name] = array
             elif value is not None:
                 raise RunError(f"{self._name}: info has {value!r:.80} as {name}, expected numbers")
-        return found
+        return arrays
 
     def _explain(self, error: Exception, moment: str) -> None:
         if isinstance(error, RunError):

@@ -25,8 +25,8 @@ def checked_parts(result: Any, names: tuple[str, ...]) -> Sequence[Any]:
     several = result.__class__ is tuple or isinstance(result, tuple | list)  # the first takes less time
     if several and len(result) == len(names):
         return result  # type: ignore[no-any-return]
-    given = f"{len(result)} values" if several else _shown(result)
-    raise RunError(f"the environment returned {given}, expected {len(names)} values: {', '.join(names)}")
+    value = f"{len(result)} values" if several else _shown(result)
+    raise RunError(f"the environment returned {value}, expected {len(names)} values: {', '.join(names)}")
 
 
 def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:

@@ -82,8 +82,8 @@ class EnvGroup:
             obs[row], reward[row], terminated[row], truncated[row] = step(action)
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        given = [()] * len(self._envs) if arguments is None else [(argument,) for argument in arguments]
-        return [getattr(env, name)(*each) for env, each in zip(self._envs, given, strict=True)]
+        tuples = [()] * len(self._envs) if arguments is None else [(argument,) for argument in arguments]
+        return [getattr(env, name)(*each) for env, each in zip(self._envs, tuples, strict=True)]
 
     def close(self) -> None:
         """Close all environments, also if one of them raises."""
@@ -164,7 +164,7 @@ class WorkerPool:
     def _do(self, method: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
         """The results of a method of all groups that have arguments, in order."""
         *theirs, mine = arguments
-        asked = [number for number, given in enumerate(theirs) if given is not None]
+        asked = [number for number, each in enumerate(theirs) if each is not None]
         for number in asked:
             with contextlib.suppress(ConnectionError):  # a dead worker is reported when its answer is missing
                 self._pipes[number].send((method, theirs[number]))

@@ -69,9 +69,9 @@ class Certificate:
         lines = [("asked", " ".join(self.overrides))]
         lines += [("problem", problem) for problem in self.problems]
         lines += [("run", str(run)) for run in self.runs]
-        lines += [("check", f"{name}: {json.dumps(found)}") for name, found in self.checks.items()]
-        found = self.inverse.items()
-        lines += [("inverse", f"{name}: {problem or 'holds all the same'}") for name, problem in found]
+        lines += [("check", f"{name}: {json.dumps(result)}") for name, result in self.checks.items()]
+        inverse = ((name, problem or "holds all the same") for name, problem in self.inverse.items())
+        lines += [("inverse", f"{name}: {result}") for name, result in inverse]
         lines += [("settings", json.dumps(self.settings))]
         libraries = (f"{name} {self.versions.get(name)}" for name in ("torch", "numpy", "mujoco"))
         gpus = dict.fromkeys(gpu["name"] for gpu in self.machine["gpus"])

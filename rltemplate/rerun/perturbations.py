@@ -75,9 +75,9 @@ def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
         while steps < config.total_env_steps and any(config.algo.notes(config.env.num_envs, steps)):
             steps *= 2
         # `auto` is resolved for the run of full length, since that run is to be proved.
-        given = {word.partition("=")[0] for word in words}
-        kept = {"compile": str(config.compile).lower(), "num_threads": config.num_threads}
-        words = [*words, *(f"{key}={value}" for key, value in kept.items() if key not in given)]
+        keys = {word.partition("=")[0] for word in words}
+        resolved = {"compile": str(config.compile).lower(), "num_threads": config.num_threads}
+        words = [*words, *(f"{key}={value}" for key, value in resolved.items() if key not in keys)]
         config, overrides = _composed([*words, f"total_env_steps={min(steps, config.total_env_steps)}"])
     check_environments([config])
     return config, overrides
@@ -85,8 +85,8 @@ def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
 
 def without(level: Level, overrides: Sequence[str]) -> Config:
     """The configuration of a command without the additions of its level, for the inverse."""
-    kept = [word for word in overrides if not word.startswith(("determinism", "num_threads="))]
-    return _changed(config_of([*kept, *WITHOUT[level]]), {"video_every": 0})
+    others = [word for word in overrides if not word.startswith(("determinism", "num_threads="))]
+    return _changed(config_of([*others, *WITHOUT[level]]), {"video_every": 0})
 
 
 def _composed(words: Sequence[str]) -> tuple[Config, list[str]]:

@@ -130,12 +130,12 @@ class Proof:
         """A sentence about the checks without the additions of the level, and the problem of each check."""
         words = " ".join(WITHOUT[self.level])
         checks = self._try_checks(self._bare)["checks"].items()
-        found: dict[str, str | None] = {name: each.get("problem") for name, each in checks}
-        failing = [name for name, problem in found.items() if problem]
-        said = "all checks hold as well: this machine cannot tell them apart"
+        problems: dict[str, str | None] = {name: each.get("problem") for name, each in checks}
+        failing = [name for name, problem in problems.items() if problem]
+        outcome = "all checks hold as well: this machine cannot tell them apart"
         if failing:
-            said = f"{len(failing)} of {len(found)} checks fail: {', '.join(failing)}"
-        return f"Without it ({words}) {said}", found
+            outcome = f"{len(failing)} of {len(problems)} checks fail: {', '.join(failing)}"
+        return f"Without it ({words}) {outcome}", problems
 
     def _try_checks(self, config: Config) -> dict[str, Any]:
         """Settings and results of the checks, from a process of their own; ConfigError if it refuses."""
@@ -144,12 +144,12 @@ class Proof:
         answer, log = self._scratch / "checks.json", self._scratch / "checks.log"
         answer.unlink(missing_ok=True)
         status = self._children.run(command, environment, log, out=answer)
-        if status == REFUSED and (said := complaint(log)):
-            raise ConfigError(said)
+        if status == REFUSED and (message := complaint(log)):
+            raise ConfigError(message)
         if status:
             raise RuntimeError(f"the checks could not be tried: {last_words(log, status)}")
-        found: dict[str, Any] = json.loads(lines_of(answer)[-1])  # environments may print lines before it
-        return found
+        # Environments may print lines before it.
+        return json.loads(lines_of(answer)[-1])  # type: ignore[no-any-return]
 
     def _job(self, name: str, config: Config) -> Job:
         return Job(
@@ -172,8 +172,8 @@ class Proof:
             variables |= {each: str(cwd / each.lower()) for each in _CACHES}
             threading.Thread(target=_keep_busy, args=[done], daemon=True).start()
         job = self._job(name, config)
-        given = {**worker_environment(job, self._environment), **variables}
-        environment = {key: value for key, value in given.items() if value is not None}
+        merged = {**worker_environment(job, self._environment), **variables}
+        environment = {key: value for key, value in merged.items() if value is not None}
         log, began = self.folder / f"{name}.log", time.monotonic()
         try:
             status = self._children.run(worker_command(), environment, log, cwd=cwd)
@@ -195,8 +195,8 @@ class Proof:
 
 def _record(run_dir: Path) -> RunRecord:
     """The record of a run; an empty one if the run ended before it had a record."""
-    known = (run_dir / paths.RECORD).exists()
-    return RunRecord.read(run_dir) if known else RunRecord(id=run_dir.name, status="")
+    has_record = (run_dir / paths.RECORD).exists()
+    return RunRecord.read(run_dir) if has_record else RunRecord(id=run_dir.name, status="")
 
 
 def ratio_of(run_dir: Path, metric: str | None) -> float | None:
@@ -242,12 +242,12 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
         passes = checks.passes_of(algorithm, config, names)
         for name in names:
             try:
-                found[name] = checks.CHECKS[name](config, passes)
+                results[name] = checks.CHECKS[name](config, passes)
             except ConfigError as error:
-                found[name] = {"holds": False, "problem": str(error)}
+                results[name] = {"holds": False, "problem": str(error)}
     finally:
         algorithm.close()
-    return {"settings": settings, "checks": found}
+    return {"settings": settings, "checks": results}
 
 
 if __name__ == "__main__":

@@ -98,24 +98,24 @@ class Code:
     def _names(self) -> tuple[str, str]:
         """The name of the package, which may have been renamed since, and the variable with its job."""
         for file in sorted(self.project.glob("*/run/job.py")):
-            if found := _JOB_VARIABLE.search(file.read_text(encoding="utf-8")):
-                return file.parents[1].name, found[1]
+            if match := _JOB_VARIABLE.search(file.read_text(encoding="utf-8")):
+                return file.parents[1].name, match[1]
         return __name__.partition(".")[0], JOB_VARIABLE
 
     def variables(self) -> dict[str, str]:
         """The environment of this process, with the recorded variables that may change bits."""
-        kept = {k: v for k, v in os.environ.items() if k in OF_A_MACHINE or not is_influential(k)}
+        present = {k: v for k, v in os.environ.items() if k in OF_A_MACHINE or not is_influential(k)}
         recorded = influences(self.record.environment)
-        found = kept | {k: v for k, v in recorded.items() if k not in OF_A_MACHINE}
+        variables = present | {k: v for k, v in recorded.items() if k not in OF_A_MACHINE}
         for name in _MISLEADING:
-            found.pop(name, None)
+            variables.pop(name, None)
         if COMPILER in self.record.versions:  # its code may be older than these folders
-            found[CACHE_DIR] = str(cache_folder(found))
+            variables[CACHE_DIR] = str(cache_folder(variables))
         barred = {os.path.realpath(path) for path in self.barred}
         (self.scratch / "sitecustomize.py").write_text(_BAR.format(barred=barred))
-        others = found.get("PYTHONPATH", "").split(os.pathsep)
-        kept_paths = [other for other in others if other and os.path.realpath(other) not in barred]
-        return found | {"PYTHONPATH": os.pathsep.join([str(self.project), str(self.scratch), *kept_paths])}
+        others = variables.get("PYTHONPATH", "").split(os.pathsep)
+        folders = [other for other in others if other and os.path.realpath(other) not in barred]
+        return variables | {"PYTHONPATH": os.pathsep.join([str(self.project), str(self.scratch), *folders])}
 
 
 @contextmanager
@@ -179,8 +179,8 @@ def _check_origin(project: Path, record: RunRecord, commit: str) -> None:
 def check_versions(record: RunRecord) -> list[str]:
     """Raise ConfigError if Python or computing packages have other versions; notes on other differences."""
     versions = package_versions(compiles=COMPILER in record.versions)
-    here = replace(record, machine=machine_facts(), versions=versions)
-    was, now = (Run(Path(), each, {}) for each in (record, here))
+    present = replace(record, machine=machine_facts(), versions=versions)
+    was, now = (Run(Path(), each, {}) for each in (record, present))
     changed, notes = list[str](), list[str]()
     for one in compare_records(was, now, []).differences:
         computes = one.section == VERSIONS and one.a != ABSENT and package_affects_results(one.key)

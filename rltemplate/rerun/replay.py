@@ -65,7 +65,7 @@ class Request:
     form: int = FORM
 
 
-class _Kept(str):
+class _KeptDigest(str):
     """The digest of an item, with a copy of it and the length of the log before it."""
 
     __slots__ = ("array", "log_length")
@@ -91,17 +91,17 @@ class Keeper(TraceWriter):
 
     def _digest(self, value: Any) -> str:
         with _disable_current_modes():  # operations of the trace are not logged
-            kept = _Kept(super()._digest(value))
+            item = _KeptDigest(super()._digest(value))
             if self.stepwise:
-                kept.array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-                kept.log_length = 0 if self._log is None else len(self._log.logs)
-        return kept
+                item.array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+                item.log_length = 0 if self._log is None else len(self._log.logs)
+        return item
 
     def _add(self, event: str, index: int, items: Mapping[str, str]) -> str:
         at = (event, 0 if event == ITERATION else index)
         if self.stepwise and at == self._wanted:
             self._kept = dict(items)
-            self._before = {item: len(self._calls(kept.log_length)) for item, kept in self._kept.items()}
+            self._before = {item: len(self._calls(each.log_length)) for item, each in self._kept.items()}
             self._operations = [_described(call) for call in self._calls()]
             self._stack.close()
             self._log = None
@@ -118,7 +118,7 @@ class Keeper(TraceWriter):
         return [call for call in logs if "hash" in (getattr(call, "log", None) or {})]
 
     def write_kept(self) -> None:
-        np.savez(self._folder / TENSORS, **{item: kept.array for item, kept in self._kept.items()})
+        np.savez(self._folder / TENSORS, **{item: each.array for item, each in self._kept.items()})
         document = {"before": self._before, "operations": [asdict(each) for each in self._operations]}
         (self._folder / OPERATIONS).write_text(json.dumps(document))
 
@@ -131,12 +131,12 @@ def _bits(tensor: Any) -> str | None:
 
 
 def _described(call: Any) -> LoggedOperation:
-    given, named = call.log.get("input_hash") or ((), {})
+    positional, named = call.log.get("input_hash") or ((), {})
     read = {name: value for name, value in named.items() if name != "out"}  # `out` is only written
     return LoggedOperation(
         operation=str(call.op),
         arguments=_ADDRESS.sub("", f"{call.args_str}{call.kwargs_str}"),
-        inputs=[leaf for leaf in tree_leaves((given, read)) if leaf is not None],
+        inputs=[leaf for leaf in tree_leaves((positional, read)) if leaf is not None],
         outputs=[leaf for leaf in tree_leaves(call.log["hash"]) if leaf is not None],
         source=_places(call.stack_trace),
         forward_source=_places(call.fwd_stack_trace),
@@ -145,10 +145,10 @@ def _described(call: Any) -> LoggedOperation:
 
 def _places(trace: str | None) -> list[str]:
     """The lines of this project in a traceback, as `file:line in function: code`, the innermost first."""
-    here = Path(__file__).resolve()
-    project, own = here.parents[1], list[str]()
+    this_file = Path(__file__).resolve()
+    project, own = this_file.parents[1], list[str]()
     for file, line, function, code in _PLACE.findall(trace or ""):
-        if file.startswith(f"{project}{os.sep}") and file != str(here):
+        if file.startswith(f"{project}{os.sep}") and file != str(this_file):
             own.insert(0, f"{Path(file).relative_to(project.parent)}:{line} in {function}: {code.strip()}")
     return own
 

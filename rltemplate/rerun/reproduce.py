@@ -59,9 +59,9 @@ class Args:
 
 def main(args: Args) -> int:
     """Make the run again, and print the result."""
-    found = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep, trust=args.trust)
-    print(json.dumps(asdict(found)) if args.json else report(found))
-    return 0 if found.verdict == IDENTICAL else 1
+    result = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep, trust=args.trust)
+    print(json.dumps(asdict(result)) if args.json else report(result))
+    return 0 if result.verdict == IDENTICAL else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +136,11 @@ def reproduce(
             notes.append(f"failed in the same way: {made.error}")
             error = None
         children.check()
-        kept = keep
+        folder = keep
         if verdict != IDENTICAL and keep is None:
-            kept = runs_dir.expanduser() / FOLDER / run.id / paths.new_id("again")
-        if kept is not None:
-            _keep(run_dir, kept)
+            folder = runs_dir.expanduser() / FOLDER / run.id / paths.new_id("again")
+        if folder is not None:
+            _keep(run_dir, folder)
         return Reproduction(
             run=run.id,
             ref=record.git.ref,
@@ -152,7 +152,7 @@ def reproduce(
             digest=again.chain,
             notes=notes,
             error=None if verdict == IDENTICAL else error,
-            kept=None if kept is None else str(kept.absolute()),
+            kept=None if folder is None else str(folder.absolute()),
             seconds=round(time.monotonic() - began, 1),
             comparison=comparison,
         )
@@ -183,7 +183,7 @@ class _Follower:
 
     def __init__(self, again: Path, recorded: Path, iterations: int) -> None:
         self._again, self._recorded, self._iterations = again, recorded.read_bytes(), iterations
-        self._read, self._differs, self._said = 0, False, time.monotonic()
+        self._read, self._differs, self._printed_s = 0, False, time.monotonic()
 
     def enough(self) -> bool:
         """True if the new trace differs from the recorded one, or is longer."""
@@ -192,8 +192,9 @@ class _Follower:
             new = file.read()
             self._differs |= self._recorded[self._read : self._read + len(new)] != new
             self._read += len(new)
-        if time.monotonic() - self._said >= _LINE_EVERY_S and not self._differs:
-            self._said, done = time.monotonic(), self._recorded[: self._read].count(b"\n" + ITERATION_LINE)
+        if time.monotonic() - self._printed_s >= _LINE_EVERY_S and not self._differs:
+            self._printed_s = time.monotonic()
+            done = self._recorded[: self._read].count(b"\n" + ITERATION_LINE)
             print(f"iteration {done:,} of {self._iterations:,}, equal so far", file=sys.stderr, flush=True)
         return self._differs
 
@@ -206,8 +207,8 @@ def _without_old_ends(run: Run, before: list[Row], again: list[Row]) -> tuple[li
     made = sorted(row["env_steps"] for row in again)
     ends = {part.env_steps for part in run.record.resumed if "total_env_steps" in part.changed} - {*made}
     left_out = ends | {next((step for step in made if step > end), end) for end in ends}
-    kept = ([row for row in rows if row["env_steps"] not in left_out] for rows in (before, again))
-    return next(kept), next(kept)
+    old, new = ([row for row in rows if row["env_steps"] not in left_out] for rows in (before, again))
+    return old, new
 
 
 def _differing_metrics(before: list[Row], again: list[Row], finished: bool) -> str | None:
@@ -236,12 +237,12 @@ def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> P
     with contextlib.suppress(ConfigError):
         return find_run(text, runs_dir)
     with repository(project) as git:
-        told = git.line("for-each-ref", "--format=%(refname)", paths.REF_PREFIX)
-    known = [name.removeprefix(paths.REF_PREFIX) for name in told.splitlines()]
+        refs = git.line("for-each-ref", "--format=%(refname)", paths.REF_PREFIX)
+    ids = [name.removeprefix(paths.REF_PREFIX) for name in refs.splitlines()]
     wanted = text.removeprefix(paths.REF_PREFIX).strip("/")
-    matches = [wanted] if wanted in known else [run for run in known if wanted in run]
+    matches = [wanted] if wanted in ids else [run for run in ids if wanted in run]
     if len(matches) != 1:
-        problem = f"no such run here, as a folder or a ref; {nearest(wanted, known)}"
+        problem = f"no such run here, as a folder or a ref; {nearest(wanted, ids)}"
         if matches:
             problem = f"in the ids of {len(matches)} refs, the last are {', '.join(matches[-3:])}; "
         raise ConfigError(f"run={text}: {problem}`{snapshot.fetch_command()}` brings runs that were pushed")
@@ -295,16 +296,16 @@ def _limits(run: Run, trace: RecordedTrace) -> Iterator[str]:
         yield "determinism=fast promises the same distribution of runs and not the same bits"
 
 
-def report(found: Reproduction) -> str:
+def report(result: Reproduction) -> str:
     """The text for a terminal, the verdict first."""
-    lines = [found.headline, ""]
-    lines.append(f"  run     {found.run} ({found.status}), made again in {found.seconds:,.0f} s")
-    lines.append(f"  code    {found.ref or 'no ref'}, commit {found.commit[:12]}")
-    lines += [f"  note    {note}" for note in found.notes]
-    lines += [] if found.error is None else [f"  error   {found.error}"]
-    lines += [] if found.kept is None else [f"  kept    {found.kept}"]
-    if found.comparison.verdict == DIVERGED:
-        lines += ["", "a was recorded, b was made again", "", compare.report(found.comparison)]
-        if (recorded := Path(found.comparison.a.run_dir)).exists():  # a run known by its ref has none
-            lines += ["", f"closer: make compare a={from_here(recorded)} b={found.kept} zoom=true"]
+    lines = [result.headline, ""]
+    lines.append(f"  run     {result.run} ({result.status}), made again in {result.seconds:,.0f} s")
+    lines.append(f"  code    {result.ref or 'no ref'}, commit {result.commit[:12]}")
+    lines += [f"  note    {note}" for note in result.notes]
+    lines += [] if result.error is None else [f"  error   {result.error}"]
+    lines += [] if result.kept is None else [f"  kept    {result.kept}"]
+    if result.comparison.verdict == DIVERGED:
+        lines += ["", "a was recorded, b was made again", "", compare.report(result.comparison)]
+        if (recorded := Path(result.comparison.a.run_dir)).exists():  # a run known by its ref has none
+            lines += ["", f"closer: make compare a={from_here(recorded)} b={result.kept} zoom=true"]
     return "\n".join(lines)

@@ -31,26 +31,26 @@ class ArrayDifference:
 
 
 def compare_arrays(a: np.ndarray, b: np.ndarray) -> ArrayDifference:
-    found = ArrayDifference([list(a.shape), list(b.shape)], [str(a.dtype), str(b.dtype)], a.size)
+    diff = ArrayDifference([list(a.shape), list(b.shape)], [str(a.dtype), str(b.dtype)], a.size)
     if a.shape != b.shape or a.dtype != b.dtype:
-        return found
+        return diff
     flat_a, flat_b = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
     differs = flat_a.view(f"u{a.dtype.itemsize}") != flat_b.view(f"u{a.dtype.itemsize}")
     one, other = flat_a[differs], flat_b[differs]
     if not one.size:
-        return replace(found, differing=0)
+        return replace(diff, differing=0)
     pair, is_float = (one[0], other[0]), a.dtype.kind == "f"
-    found = replace(
-        found,
+    diff = replace(
+        diff,
         differing=one.size,
-        first=[int(place) for place in np.unravel_index(np.argmax(differs), a.shape)],
+        first=[int(i) for i in np.unravel_index(np.argmax(differs), a.shape)],
         values=[str(value) for value in pair],
         hexes=[float(value).hex() if is_float else hex(int(value)) for value in pair],
     )
     if not is_float or not np.isfinite([one, other]).all():
-        return found
+        return diff
     distance = ulp_distance(one, other)
-    return replace(found, median_ulp=float(np.median(distance)), max_ulp=int(distance.max()))
+    return replace(diff, median_ulp=float(np.median(distance)), max_ulp=int(distance.max()))
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -59,15 +59,15 @@ def zoom_in(comparison: Comparison, project: Path = PROJECT, trust: bool = False
         codes = [stack.enter_context(recorded_code(project, *each, trust)) for each in recorded]
         start = _common_start(dirs, at.env_steps_before)
         work = _Work(dirs, codes, start, at.iteration, comparison.not_compared, folder, children)
-        found = Zoom(codes[0].commit, codes[1].commit, start, at.iteration)
-        _look(work, found)
-        return found
+        zoom = Zoom(codes[0].commit, codes[1].commit, start, at.iteration)
+        _look(work, zoom)
+        return zoom
 
 
 def _common_start(dirs: Sequence[Path], env_steps: int) -> int | None:
     """Environment steps of the last common checkpoint before the divergence, if there is one."""
-    known = [set(map(paths.steps_of, list_checkpoints(each))) for each in dirs]
-    return max((steps for steps in set.intersection(*known) if steps <= env_steps), default=None)
+    checkpoints = [set(map(paths.steps_of, list_checkpoints(each))) for each in dirs]
+    return max((steps for steps in set.intersection(*checkpoints) if steps <= env_steps), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,12 @@ def _look(work: _Work, result: Zoom) -> None:
     event, index, *_ = json.loads(before[-1]) if before else (traces.ITERATION, 0)
     since = None if event == traces.ITERATION else (event, index)
     result.event, result.index = at.event, 0 if at.event == traces.ITERATION else at.index
-    here = place_name(result.event, result.index)
-    a, b = work.run_again(f"tensors of {here}", event=result.event, index=result.index, since=since)
+    place = place_name(result.event, result.index)
+    a, b = work.run_again(f"tensors of {place}", event=result.event, index=result.index, since=since)
     with np.load(a / TENSORS) as one, np.load(b / TENSORS) as other:
         shared = [name for name in one.files if name in other]
         result.items = {name: compare_arrays(one[name], other[name]) for name in shared}
-    result.first = next((name for name, found in result.items.items() if found.differing != 0), None)
+    result.first = next((name for name, item in result.items.items() if item.differing != 0), None)
     if result.first is None:
         result.note = "No tensor that both runs have there differs."
     elif at.event == START:
@@ -184,15 +184,15 @@ def _item(at: traces.Divergence) -> tuple[Any, ...]:
 
 def _not_repeated(recorded: Path, again: Path) -> str | None:
     """The first difference between a new trace and the recorded one, which is longer; None if none."""
-    there, here = (
+    old_ends, new_ends = (
         ((event.index, event.values) for _, event in trace.events() if event.name == traces.ITERATION)
         for trace in map(traces.open_trace, (recorded, again))
     )
-    for index, values in here:
-        known = next((values for number, values in there if number == index), {})
+    for index, values in new_ends:
+        expected = next((values for number, values in old_ends if number == index), {})
         for name, value in values.items():
             # Traces of different detail have different items; only common ones are compared.
-            if name != traces.OTHER_CHAIN and known.get(name, value) != value:
+            if name != traces.OTHER_CHAIN and expected.get(name, value) != value:
                 return f"it first differs from its own record in iteration {index:,}, {name}"
     return None
 

@@ -58,15 +58,15 @@ def report(zoom: Zoom) -> str:
     lines.append(f"  both runs were run again from {start}, and repeated their own records")
     a, b = zoom.commit_a[:12], zoom.commit_b[:12]
     lines.append(f"  code   {a if a == b else f'a {a}, b {b}'}")
-    if equal := [name for name, found in zoom.items.items() if found.differing == 0]:
+    if equal := [name for name, diff in zoom.items.items() if diff.differing == 0]:
         lines.append(f"  equal  {few(equal, _LISTED)}")
-    differing = {name: found for name, found in zoom.items.items() if found.differing != 0}
-    for name, found in itertools.islice(differing.items(), _LISTED):
-        lines.append(f"  {name}  {found.dtypes[0]} {found.shapes[0]}: {_words(found)}")
-        if name == zoom.first and found.values is not None and found.hexes is not None:
-            lines.append(f"    first at {found.first}")
-            width = max(map(len, found.values))
-            sides = zip("ab", found.values, found.hexes, strict=True)
+    differing = {name: diff for name, diff in zoom.items.items() if diff.differing != 0}
+    for name, diff in itertools.islice(differing.items(), _LISTED):
+        lines.append(f"  {name}  {diff.dtypes[0]} {diff.shapes[0]}: {_words(diff)}")
+        if name == zoom.first and diff.values is not None and diff.hexes is not None:
+            lines.append(f"    first at {diff.first}")
+            width = max(map(len, diff.values))
+            sides = zip("ab", diff.values, diff.hexes, strict=True)
             lines += [f"      {side}  {value:{width}}  {digits}" for side, value, digits in sides]
     if len(differing) > _LISTED:
         lines.append(f"  and {len(differing) - _LISTED} more items differ; --json lists them all")
@@ -77,14 +77,14 @@ def report(zoom: Zoom) -> str:
     return "\n".join(lines)
 
 
-def _words(found: ArrayDifference) -> str:
+def _words(diff: ArrayDifference) -> str:
     """A difference in one line."""
-    if found.differing is None:
-        both = zip(found.dtypes, found.shapes, strict=True)
+    if diff.differing is None:
+        both = zip(diff.dtypes, diff.shapes, strict=True)
         return "another shape or type: a {}, b {}".format(*(f"{dtype} {shape}" for dtype, shape in both))
-    share = 100 * found.differing / max(1, found.size)
-    text = f"{found.differing:,} of {found.size:,} element{'s' * (found.size != 1)} ({share:.3g} %)"
-    return text if found.max_ulp is None else f"{text}, {found.max_ulp:,} ULP, median {found.median_ulp:,.6g}"
+    share = 100 * diff.differing / max(1, diff.size)
+    text = f"{diff.differing:,} of {diff.size:,} element{'s' * (diff.size != 1)} ({share:.3g} %)"
+    return text if diff.max_ulp is None else f"{text}, {diff.max_ulp:,} ULP, median {diff.median_ulp:,.6g}"
 
 
 def _finding(finding: Finding, item: str) -> Iterator[str]:

@@ -45,8 +45,8 @@ def main(args: Args) -> int:
         if diverged:
             from rltemplate.rerun import zoom, zoom_report
 
-            found = zoom.zoom_in(comparison, trust=args.trust)
-            document["zoom"], text = asdict(found), zoom_report.report(found)
+            result = zoom.zoom_in(comparison, trust=args.trust)
+            document["zoom"], text = asdict(result), zoom_report.report(result)
         if not args.json:
             print(f"\n{text}")
     if args.json:

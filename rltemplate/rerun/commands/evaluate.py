@@ -52,8 +52,8 @@ def main(args: Args) -> int:
     lengths = [episode.length for episode in episodes]
     env_steps = algorithm.env_steps
     if args.json:
-        found = {"run": run_dir.name, "env_steps": env_steps, "returns": returns, "lengths": lengths}
-        print(json.dumps(found | episode_means("eval", episodes)))
+        document = {"run": run_dir.name, "env_steps": env_steps, "returns": returns, "lengths": lengths}
+        print(json.dumps(document | episode_means("eval", episodes)))
         return 0
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
     print(f"{config.algo.name} on {config.env.id} after {env_steps:,} steps, {args.episodes} episodes")
