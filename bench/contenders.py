@@ -7,11 +7,11 @@ libraries that would do other work are not compared. The peers are in bench/requ
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bench import works
-from bench.works import WORKS, BenchJob, MeasurementError, Work
+from bench.works import WORKS, BenchJob, Work
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import Config
@@ -60,48 +60,37 @@ class Ours:
         from rltemplate.config.project import project
         from rltemplate.determinism import switches
 
-        self.config = configuration(job)
+        self.config, self.is_ppo = configuration(job), WORKS[job.work].algo == "ppo"
         level = self.config.determinism
         switches.apply(level, self.config.num_threads, self.config.compile, self.config.device.name)
         self.algorithm, self.envs = project().build(self.config)
 
     def facts(self) -> Facts:
-        """From the algorithm's networks and settings."""
+        """Facts from the algorithm's networks and settings."""
         algorithm: Any = self.algorithm
         config, num_envs = algorithm.config, self.envs.num_envs
-        if config.name == "ppo":
+        networks = [algorithm.net] if self.is_ppo else [algorithm.actor, algorithm.critic]
+        if self.is_ppo:
             rollout = config.num_steps * num_envs
             batch = rollout // config.num_minibatches
             updates = config.update_epochs * config.num_minibatches / rollout
         else:
             batch, updates = config.batch_size, config.updates_per_step
-        return _facts(num_envs, batch, updates, _of_torch(_networks(algorithm)))
+        return _facts(num_envs, batch, updates, _of_torch(each.module for each in networks))
 
     def updates(self) -> float:
-        """From Adam's step counter, as a checkpoint has it."""
-        state = self.algorithm.state_dict()
-        adam = state["net"] if "net" in state else state.get("learned", {}).get("critic")
-        if adam is None:
-            raise MeasurementError("no optimiser was found in the state of the algorithm")
-        return float(adam["steps"])
+        """The step counter of Adam."""
+        state: Any = self.algorithm.state  # type: ignore[attr-defined]
+        return float((state.net if self.is_ppo else state.learned.critic).steps)
 
     def train(self, tick: Tick) -> None:
-        """Iteration by iteration."""
+        """Train iteration by iteration."""
         while tick(self.algorithm.env_steps):
             self.algorithm.train_iteration()
 
     def close(self) -> None:
         """Release the environments."""
         self.algorithm.close()
-
-
-def _networks(algorithm: Any) -> Iterator[Any]:
-    """Networks that learn: modules among the attributes of an algorithm that are kept as flat vectors."""
-    for value in vars(algorithm).values():
-        for part in value if isinstance(value, tuple) else (value,):
-            module = getattr(part, "module", None)
-            if module is not None:
-                yield module
 
 
 class StableBaselines3:
@@ -120,26 +109,23 @@ class StableBaselines3:
         if work.scaled:
             envs = VecNormalize(envs, clip_obs=works.BOUND, clip_reward=works.BOUND, gamma=works.GAMMA)
         sizes, ppo = list(work.hidden_sizes), work.algo == "ppo"
-        arguments: dict[str, Any] = {
+        kwargs: dict[str, Any] = {
             "policy_kwargs": {"net_arch": {"pi": sizes, "vf" if ppo else "qf": sizes}},
             "gamma": works.GAMMA,
             "device": "cpu",
             "seed": 1,
         }
         if ppo:
-            arguments |= {
-                "n_steps": works.PPO_STEPS,
-                "batch_size": works.PPO_BATCH,
-                "n_epochs": works.PPO_EPOCHS,
-            }
+            kwargs |= {"n_steps": works.PPO_STEPS, "batch_size": works.PPO_BATCH}
+            kwargs |= {"n_epochs": works.PPO_EPOCHS}
         else:
-            arguments |= {"buffer_size": works.SAC_BUFFER, "batch_size": works.SAC_BATCH, "train_freq": 1}
-            arguments |= {"learning_starts": works.LEARNING_STARTS, "gradient_steps": work.num_envs}
+            kwargs |= {"buffer_size": works.SAC_BUFFER, "batch_size": works.SAC_BATCH, "train_freq": 1}
+            kwargs |= {"learning_starts": works.LEARNING_STARTS, "gradient_steps": work.num_envs}
         library = importlib.import_module(self.library)
-        self.model: Any = getattr(library, work.algo.upper())("MlpPolicy", envs, **arguments)
+        self.model: Any = getattr(library, work.algo.upper())("MlpPolicy", envs, **kwargs)
 
     def facts(self) -> Facts:
-        """From the model and its networks."""
+        """Facts from the model and its networks."""
         model = self.model
         if self.work.algo == "ppo":
             updates = model.n_epochs / model.batch_size
@@ -152,7 +138,7 @@ class StableBaselines3:
         return _of_torch([policy] if self.work.algo == "ppo" else [policy.actor, policy.critic])
 
     def updates(self) -> float:
-        """From the counters of torch's optimiser."""
+        """The largest counter of torch's optimiser."""
         policy = self.model.policy
         optimizer = policy.optimizer if self.work.algo == "ppo" else policy.critic.optimizer
         return max((float(state["step"]) for state in optimizer.state.values()), default=0.0)
@@ -194,7 +180,7 @@ class Sbx(StableBaselines3):
         return [(int(leaf.size), str(leaf.dtype)) for leaf in leaves]
 
     def updates(self) -> float:
-        """From the counter of the value network's training state."""
+        """The counter of the value network's training state."""
         return float(self._value_state().step)
 
 

@@ -84,9 +84,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     except _MISTAKES as error:
         if not config.kwargs:
             raise
-        why = f"{type(error).__name__}: {first_line(error)}"
         hint = _allowed(error, spec and spec.entry_point, "render_mode")
-        raise ConfigError(f"env.kwargs={config.kwargs}: {why}; {hint}".rstrip("; ")) from error
+        raise _mistake(f"env.kwargs={config.kwargs}", error, hint) from error
     if type(env.unwrapped).__name__ == "BipedalWalker":
         env = FreshWorld(env)
     for key in ("wrappers", "training_wrappers") if training else ("wrappers",):
@@ -110,12 +109,13 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
         kind = getattr(source, own)
         if not (isinstance(kind, type) and issubclass(kind, gym.Wrapper)):
             raise TypeError("is no subclass of gymnasium.Wrapper")
-        wrapped = kind(env, **(arguments or {}))
+        return kind(env, **(arguments or {}))
     except (gym.error.Error, ImportError, *_MISTAKES) as error:
-        why = f"{type(error).__name__}: {first_line(error)}"
-        hint = hint or _allowed(error, kind, "env")
-        raise ConfigError(f"{key}={arguments}: {why}; {hint}".rstrip("; ")) from error
-    return wrapped
+        raise _mistake(f"{key}={arguments}", error, hint or _allowed(error, kind, "env")) from error
+
+
+def _mistake(argument: str, error: Exception, hint: str) -> ConfigError:
+    return ConfigError(f"{argument}: {type(error).__name__}: {first_line(error)}; {hint}".rstrip("; "))
 
 
 def _allowed(error: Exception, made: Any, ours: str) -> str:

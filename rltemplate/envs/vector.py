@@ -220,7 +220,7 @@ def _end_workers(pipes: list[Connection], processes: list[BaseProcess]) -> None:
 def _work(
     pipe: Connection, config: EnvConfig, group: slice, memory: Any, dtype: np.dtype[Any], seed: int
 ) -> None:
-    """In a worker: make a group of environments and call its methods as asked, until asked for no more."""
+    """Serve a pool: make a group of environments, and call its methods as asked, until asked for no more."""
     for request in STOP_SIGNALS:
         if signal.getsignal(request) is not signal.SIG_IGN:  # which children of an environment would inherit
             signal.signal(request, SignalHandler())

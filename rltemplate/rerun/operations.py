@@ -63,7 +63,7 @@ class Finding:
     logged_from: str = ""
 
 
-def how_made(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_from: str) -> Finding:
+def cause_of(a: Sequence[LoggedOperation], b: Sequence[LoggedOperation], logged_from: str) -> Finding:
     """The cause of the first item that differs, from the operations of both runs before this item.
 
     An operation is the cause if it had equal inputs in both runs and different results; uninitialised memory

@@ -58,7 +58,7 @@ _NO_OBSERVERS: dict[str, Any] = {
 }
 
 
-def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
+def config_to_prove(words: Sequence[str]) -> tuple[Config, list[str]]:
     """The configuration to prove, from overrides as for training, and its words. Raises ConfigError."""
     config, overrides = _composed(words)
     level = config.determinism.level
@@ -83,7 +83,7 @@ def claimed(words: Sequence[str]) -> tuple[Config, list[str]]:
     return config, overrides
 
 
-def without(level: Level, overrides: Sequence[str]) -> Config:
+def inverse_config(level: Level, overrides: Sequence[str]) -> Config:
     """The configuration of a command without the additions of its level, for the inverse."""
     others = [word for word in overrides if not word.startswith(("determinism", "num_threads="))]
     return _changed(config_of([*others, *WITHOUT[level]]), {"video_every": 0})

@@ -31,7 +31,7 @@ from rltemplate.interfaces import REFUSED, ConfigError
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, complaint, last_words, lines_of
 from rltemplate.rerun.certificate import BROKEN, HOLDS, Certificate, RunResult
-from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, claimed, perturbed, without
+from rltemplate.rerun.perturbations import INVARIANT, WITHOUT, config_to_prove, inverse_config, perturbed
 from rltemplate.run import paths
 from rltemplate.run.files import to_stderr
 from rltemplate.run.job import Job
@@ -67,10 +67,10 @@ class Proof:
 
     def __init__(self, words: Sequence[str], times: int) -> None:
         """`words` are overrides as for training. Raises ConfigError."""
-        self.config, self.overrides = claimed(words)
+        self.config, self.overrides = config_to_prove(words)
         self.level = self.config.determinism.level
         self._ratio = ALGORITHMS[self.config.algo.name].zero_ratio
-        self._bare = without(self.level, self.overrides)
+        self._bare = inverse_config(self.level, self.overrides)
         self._times, self._children = times, Children()
         self.id = paths.new_id(FOLDER)
         self.folder = Path(self.config.runs_dir).expanduser().absolute() / FOLDER / self.id

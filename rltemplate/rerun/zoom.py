@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from rltemplate.analysis import traces
 from rltemplate.analysis.compare import Comparison, diff_command
 from rltemplate.interfaces import ConfigError
 from rltemplate.launch.subprocesses import Children, last_words
-from rltemplate.rerun.operations import Finding, LoggedOperation, how_made
+from rltemplate.rerun.operations import Finding, LoggedOperation, cause_of
 from rltemplate.rerun.recorded_code import Code, recorded_code
 from rltemplate.rerun.replay import OPERATIONS, TENSORS, Request
 from rltemplate.rerun.ulp import compare_arrays
@@ -60,7 +61,7 @@ def zoom_in(comparison: Comparison, project: Path = PROJECT, trust: bool = False
         start = _common_start(dirs, at.env_steps_before)
         work = _Work(dirs, codes, start, at.iteration, comparison.not_compared, folder, children)
         zoom = Zoom(codes[0].commit, codes[1].commit, start, at.iteration)
-        _look(work, zoom)
+        _run_passes(work, zoom)
         return zoom
 
 
@@ -114,7 +115,7 @@ class _Work:
         return folders
 
 
-def _look(work: _Work, result: Zoom) -> None:
+def _run_passes(work: _Work, result: Zoom) -> None:
     """Make both passes, and put their findings into `result`."""
     steps = [traces.open_trace(folder) for folder in work.run_again("its steps and updates")]
     at = traces.first_difference(*steps, left_out=work.not_compared)
@@ -148,12 +149,13 @@ def _explain(
 ) -> None:
     """Find the operation that made the first item that differs; `folders` are of the pass for its tensors."""
     place = place_name(result.event or "", result.index)
+    item_of = attrgetter("iteration", "event", "index", "item")
     eager = any(raw_config(run_dir).get("compile") for run_dir in work.dirs)
     wanted: dict[str, Any] = {"event": result.event, "index": result.index}
     if eager:
         folders = work.run_again(f"operations of {place} without the compiler", True, **wanted, since=since)
         other = traces.first_difference(*map(traces.open_trace, folders), left_out=work.not_compared)
-        if other is None or _item(other) != _item(at):
+        if other is None or item_of(other) != item_of(at):
             where = "are equal there"
             if other is not None:
                 event = place_name(other.event, other.index)
@@ -175,11 +177,7 @@ def _explain(
 
 def _finding(result: Zoom, folders: Sequence[Path], logged_from: str) -> Finding:
     ours, theirs = (_operations_before(result.first or "", folder) for folder in folders)
-    return how_made(ours, theirs, logged_from)
-
-
-def _item(at: traces.Divergence) -> tuple[Any, ...]:
-    return at.iteration, at.event, at.index, at.item
+    return cause_of(ours, theirs, logged_from)
 
 
 def _not_repeated(recorded: Path, again: Path) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rltemplate.rerun.operations import LoggedOperation, how_made
+from rltemplate.rerun.operations import LoggedOperation, cause_of
 from rltemplate.rerun.zoom_report import Zoom, report
 
 Log = list[LoggedOperation]
@@ -20,7 +20,7 @@ def op(name: str, inputs: str, outputs: str, arguments: str = "t: f32[2]") -> Lo
 
 def made(a: Log, b: Log) -> tuple[Any, ...]:
     """The kind, the operations of a and b, and how many before agree."""
-    cause = how_made(a, b, "step 1")
+    cause = cause_of(a, b, "step 1")
     names = [each and each.operation.removeprefix("aten.").split(".")[0] for each in (cause.a, cause.b)]
     return cause.kind, *names, cause.agreeing
 
@@ -69,5 +69,5 @@ def test_other_operations_are_named_where_they_begin_with_the_lines_of_both() ->
     # A cause before that is still the cause.
     assert made(a, [BEFORE[0], op("tanh.default", "x", "Y"), *b[2:]]) == ("computed", "tanh", "tanh", 1)
     other = replace(op("add.Tensor", "vr", "d"), source=["rltemplate/y.py:2 in g: d"])
-    text = report(Zoom("1" * 40, "2" * 40, None, 0, finding=how_made([PRODUCT], [other], "step 1")))
+    text = report(Zoom("1" * 40, "2" * 40, None, 0, finding=cause_of([PRODUCT], [other], "step 1")))
     assert "    in a  rltemplate/x.py:1 in f: mul.Tensor\n    in b  rltemplate/y.py:2 in g: d" in text

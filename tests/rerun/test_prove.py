@@ -20,8 +20,8 @@ from conftest import SHRUNK
 from rltemplate.config.schema import Level
 from rltemplate.launch import process
 from rltemplate.rerun import prove
-from rltemplate.rerun.certificate import JSON, TEXT, Certificate, RunResult
-from rltemplate.rerun.perturbations import OTHER_VALUES, PADDING, claimed
+from rltemplate.rerun.certificate import Certificate, JSON, RATIO, RunResult, TEXT
+from rltemplate.rerun.perturbations import OTHER_VALUES, PADDING, claimed, config_to_prove
 from rltemplate.rerun.prove import Args, Proof, main, problems_of, ratio_of
 from rltemplate.run import paths
 from rltemplate.run.record import RunRecord
@@ -172,10 +172,10 @@ def test_a_certificate_names_the_gpus_of_its_runs(repeat: Certificate) -> None:
 
 
 def test_runs_are_short_unless_the_user_says_how_long_and_learn_something() -> None:
-    config, overrides = claimed(["env=CartPole"])
+    config, overrides = config_to_prove(["env=CartPole"])
     assert (config.total_env_steps, overrides[-1]) == (10_000, "total_env_steps=10000")
-    assert claimed(["env=CartPole", "total_env_steps=50000"])[0].total_env_steps == 50_000
-    assert claimed(["algo=sac", "env=BipedalWalker"])[0].total_env_steps == 20_000
+    assert config_to_prove(["env=CartPole", "total_env_steps=50000"])[0].total_env_steps == 50_000
+    assert config_to_prove(["algo=sac", "env=BipedalWalker"])[0].total_env_steps == 20_000
 
 
 def test_a_configuration_of_another_folder_is_proved(tmp_path: Path) -> None:
