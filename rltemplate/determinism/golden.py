@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rltemplate.determinism import kernels
-from rltemplate.determinism.kernels import Elu, Linear, Rows, Tanh
 from rltemplate.interfaces import ConfigError
 
 if TYPE_CHECKING:
@@ -142,32 +141,30 @@ def _products() -> Results:
     shapes += [(700, 33, 100), (37, 400, 300), (5, 376, 34), (3, 1, 2)]
     exact = [(64, 64, 64), (7, 11, 3), (64, 64, 1)]  # in float64
     for (rows, size_in, size_out), double in zip(shapes + exact, [False] * 15 + [True] * 3, strict=True):
-        layer = Linear(size_in, size_out, dtype=torch.float64 if double else torch.float32)
-        layer.weight.data.copy_(_tensor(size_out, size_in, double=double))
-        layer.bias.data.copy_(_tensor(size_out, double=double))
+        sizes = (rows, size_in), (size_out, size_in), (size_out,)
+        leaves = [_tensor(*size, double=double).requires_grad_() for size in sizes]
         with torch.enable_grad():
-            x = _tensor(rows, size_in, double=double).requires_grad_()
-            y = layer(x)
+            y = kernels.linear(*leaves)
             yield y.detach()
             # A weighted sum: given the gradient of y, torch would import a computer algebra system.
             total = (y * _tensor(rows, size_out, double=double)).sum()
-            yield from torch.autograd.grad(total, [x, *layer.parameters()])
+            yield from torch.autograd.grad(total, leaves)
 
 
 def _update() -> Results:
     """Three steps of Adam on the squared error of a small network of each activation."""
-    for activation in (Tanh, torch.nn.ReLU, Elu):
-        layers = [Linear(11, 32), activation(), Linear(32, 32), activation()]
-        network = Rows(*layers, Linear(32, 3))
-        parameters = list(network.parameters())
-        for parameter in parameters:
-            parameter.data.copy_(0.3 * _tensor(*parameter.shape))
+    for activation in (kernels.tanh_of_layer, F.relu, kernels.elu):
+        shapes = (32, 11), (32,), (32, 32), (32,), (3, 32), (3,)
+        parameters = [(0.3 * _tensor(*shape)).requires_grad_() for shape in shapes]
         x, target = _tensor(64, 11), _tensor(64, 3)
         sizes = [p.numel() for p in parameters]
         mu = nu = torch.zeros(sum(sizes))
         for step in range(1, 4):
             with torch.enable_grad():
-                loss = (network(x) - target).square().mean()
+                w1, b1, w2, b2, w3, b3 = parameters
+                hidden = activation(kernels.linear(activation(kernels.linear(x, w1, b1)), w2, b2))
+                y = kernels.linear(hidden, w3, b3).contiguous()  # the order of the mean depends on it
+                loss = (y - target).square().mean()
                 gradients = torch.autograd.grad(loss, parameters)
             gradient = torch.cat([g.reshape(-1) for g in gradients])
             norm = kernels.sqrt(kernels.total(gradient * gradient))

@@ -1,4 +1,4 @@
-"""Ways of computing matrix products and elementary functions, chosen once for the process, and their layers.
+"""Ways of computing matrix products and elementary functions, chosen once for the process.
 
 Which kernel a library picks depends on the shape of its input: an 8-row product and a 64-row product of the
 same rows may add in another order, and then the policy that acts is not the policy that learns. The levels
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from rltemplate.determinism import blas
@@ -71,53 +71,36 @@ def _elementary(name: str) -> Callable[[Tensor], Tensor]:
 exp, log, sqrt, tanh = map(_elementary, ("exp", "log", "sqrt", "tanh"))
 
 
-class Rows(nn.Sequential):
-    """A sequence of layers. Where the level promises it, an output row depends on its input row alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, in) to (B, out)."""
-        groups = chosen.row_groups
-        if groups and not torch.is_grad_enabled() and x.shape[0] > groups:
-            return torch.cat([self._forward(part) for part in x.split(groups)])
-        return self._forward(x)
-
-    def _forward(self, x: Tensor) -> Tensor:
-        rows = x.shape[0]
-        network: Callable[[Tensor], Tensor] = super().forward
-        if chosen.products == "padded" and rows % _ROWS_PADDED:
-            return network(F.pad(x, (0, 0, 0, -rows % _ROWS_PADDED)))[:rows]
-        if chosen.products == "tiled":
-            tiles = F.pad(x, (0, 0, 0, -rows % _ROWS_TILED)).split(_ROWS_TILED)
-            return torch.cat([network(tile) for tile in tiles])[:rows]
-        return network(x).contiguous()
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x W^T + b, (B, in) to (B, out)."""
+    return blas.linear(x, weight, bias) if chosen.products == "blas" else F.linear(x, weight, bias)
 
 
-class Tanh(nn.Module):
-    """The hyperbolic tangent as a layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
-        return blas.tanh(x) if chosen.products == "blas" else torch.tanh(x)
+def tanh_of_layer(x: Tensor) -> Tensor:
+    """The hyperbolic tangent of a layer. At `blas` its gradient rounds in another way than that of `tanh`."""
+    return blas.tanh(x) if chosen.products == "blas" else torch.tanh(x)
 
 
-class Elu(nn.Module):
+def elu(x: Tensor) -> Tensor:
     """x for x > 0, else e^x - 1 (Clevert et al. 2016, arXiv 1511.07289), from operations that do not depend
     on where in a tensor an element stands, as those of torch's own ELU do.
     """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
-        return F.relu(x) + torch.expm1(x.clamp(max=0.0))
+    return F.relu(x) + torch.expm1(x.clamp(max=0.0))
 
 
-class Linear(nn.Linear):
-    """A linear layer with uninitialised weights: torch would draw them from the global generator."""
+def by_rows(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`network(x)` (B, out). Where the level promises it, an output row depends on its input row alone."""
+    groups = chosen.row_groups
+    if groups and not torch.is_grad_enabled() and x.shape[0] > groups:
+        return torch.cat([_filled_up(network, part) for part in x.split(groups)])
+    return _filled_up(network, x)
 
-    def reset_parameters(self) -> None:
-        """Draw nothing."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x W^T + b, (B, in) to (B, out)."""
-        if chosen.products == "blas":
-            return blas.linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+def _filled_up(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    rows = x.shape[0]
+    if chosen.products == "padded" and rows % _ROWS_PADDED:
+        return network(F.pad(x, (0, 0, 0, -rows % _ROWS_PADDED)))[:rows]
+    if chosen.products == "tiled":
+        tiles = F.pad(x, (0, 0, 0, -rows % _ROWS_TILED)).split(_ROWS_TILED)
+        return torch.cat([network(tile) for tile in tiles])[:rows]
+    return network(x).contiguous()

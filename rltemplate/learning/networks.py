@@ -10,7 +10,43 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rltemplate.determinism.kernels import Elu, Linear, Rows, Tanh
+from rltemplate.determinism import kernels
+
+
+class Rows(nn.Sequential):
+    """A sequence of layers. Where the level promises it, an output row depends on its input row alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in) to (B, out)."""
+        return kernels.by_rows(super().forward, x)
+
+
+class Linear(nn.Linear):
+    """A linear layer with uninitialised weights: torch would draw them from the global generator."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b, (B, in) to (B, out)."""
+        return kernels.linear(x, self.weight, self.bias)
+
+
+class Tanh(nn.Module):
+    """The hyperbolic tangent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape."""
+        return kernels.tanh_of_layer(x)
+
+
+class Elu(nn.Module):
+    """The exponential linear unit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape."""
+        return kernels.elu(x)
+
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": Elu}
 
