@@ -236,7 +236,7 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_global_rng(config.seed)
     algorithm, _ = project().build(config)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     try:
         switches.confirm(settings)
         passes = checks.passes_of(algorithm, config, names)

@@ -20,8 +20,8 @@ from conftest import SHRUNK
 from rltemplate.config.schema import Level
 from rltemplate.launch import process
 from rltemplate.rerun import prove
-from rltemplate.rerun.certificate import Certificate, JSON, RATIO, RunResult, TEXT
-from rltemplate.rerun.perturbations import OTHER_VALUES, PADDING, claimed, config_to_prove
+from rltemplate.rerun.certificate import JSON, TEXT, Certificate, RunResult
+from rltemplate.rerun.perturbations import OTHER_VALUES, PADDING, config_to_prove
 from rltemplate.rerun.prove import Args, Proof, main, problems_of, ratio_of
 from rltemplate.run import paths
 from rltemplate.run.record import RunRecord
