@@ -11,16 +11,20 @@ implementation details of proximal policy optimization"):
   end of the passes by the divergence of the whole rollout    PPO.learn
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
   observation and reward scaling and clipping (c6-c9)         normalize, OnPolicyAlgorithm.scaled_reward
+Form: functional, as in flax and optax: `update` takes parameters and returns new ones. The parameters of both
+networks are one flat vector, and `net.apply(params, obs, ...)` calls them. `engine` runs a function as
+written or compiled. `OnPolicyAlgorithm` (learning/on_policy.py) has `collect`, `scaled_reward`, `policy` and
+`rehearse`; `StatefulAlgorithm` (learning/algorithm.py) has `begin_iteration`, `scheduled`, `act`,
+`state_dict`, `envs`, `streams`, `obs` and `env_steps`.
 What may surprise: observation statistics are frozen during a rollout and merged after it, so that the rollout
 and all passes over it have the same normalisation, and the first ratio is 1. A run begins with a rollout only
-for statistics. Otherwise the first statistics would come after the first passes, and change the policy as
-much as these passes did.
+for statistics: coming after the first passes, they would change the policy as much as these passes did.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +37,8 @@ from rltemplate.learning.algorithm import columns_mean, named
 from rltemplate.learning.distributions import Categorical, DiagGaussian
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
-from rltemplate.learning.normalize import Scaling, Statistics, normalize
-from rltemplate.learning.on_policy import OnPolicyAlgorithm, PolicyStep, Rollout, compute_gae, shuffled
+from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize
+from rltemplate.learning.on_policy import OnPolicyAlgorithm, Rollout, RolloutStep, compute_gae, shuffled
 from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from rltemplate.rng import Streams
 
@@ -53,22 +57,22 @@ class ActorCritic(nn.Module):
         self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])
         self.log_std = nn.Parameter(torch.full((dist.size,), config.log_std_init)) if gaussian else None
 
-    def forward(self, obs: Tensor, part: str = "both") -> Any:
-        """Parameters of the action distribution (B, P), expected scaled return (B,), or both."""
-        if part == "value":
-            return self.critic(obs).squeeze(-1)
-        head = self.actor(obs)
-        if self.log_std is not None:
-            head = torch.cat([head, self.log_std.expand_as(head)], -1)
-        return head if part == "policy" else (head, self.critic(obs).squeeze(-1))
+    def forward(self, obs: Tensor, *parts: str) -> tuple[Tensor, ...]:
+        """For "policy" parameters of the action distribution (B, P), for "value" scaled returns (B,)."""
+        return tuple(self.policy(obs) if part == "policy" else self.critic(obs).squeeze(-1) for part in parts)
+
+    def policy(self, obs: Tensor) -> Tensor:
+        """Parameters of the action distribution (B, P)."""
+        head: Tensor = self.actor(obs)
+        return head if self.log_std is None else torch.cat([head, self.log_std.expand_as(head)], -1)
 
 
-class TrainState(NamedTuple):
-    """All that learning changes."""
+class PPOState(NamedTuple):
+    """Everything that learning changes."""
 
     net: AdamState  # both networks and their optimiser
-    obs_norm: Statistics
-    return_norm: Statistics
+    obs_norm: RunningMeanStd
+    return_norm: RunningMeanStd
     running_return: Tensor  # (N,) discounted, unscaled
 
 
@@ -110,7 +114,7 @@ class Metrics(NamedTuple):
     optim_grad_norm: Tensor
 
 
-class Report(NamedTuple):
+class PPOReport(NamedTuple):
     """The results of an update besides its new parameters."""
 
     metrics: Tensor  # Metrics, stacked
@@ -126,8 +130,8 @@ class PPO(OnPolicyAlgorithm):
     """The algorithm over N environments."""
 
     config: PPOConfig
-    state: TrainState
-    envs: Envs
+    state: PPOState
+    dist: Categorical | DiagGaussian
 
     def __init__(
         self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
@@ -137,10 +141,10 @@ class PPO(OnPolicyAlgorithm):
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         network = ActorCritic(config, codec.obs_size, self.dist, streams.torch("init"))
         self.net = FlatModule(network.to(self.device))
-        self.state = TrainState(
-            net=AdamState.start(self.net.initial),
-            obs_norm=Statistics.empty(codec.obs_size, self.device),
-            return_norm=Statistics.empty(1, self.device),
+        self.state = PPOState(
+            net=AdamState.init(self.net.init_params),
+            obs_norm=RunningMeanStd.empty(codec.obs_size, self.device),
+            return_norm=RunningMeanStd.empty(1, self.device),
             running_return=torch.zeros(envs.num_envs, device=self.device),
         )
 
@@ -149,14 +153,18 @@ class PPO(OnPolicyAlgorithm):
         """One rollout, and the passes over it."""
         self.begin_iteration()
         config, coef, episodes = self.config, self.coefficients(), list[Episode]()
-        # A run's first iteration collects twice: the first rollout fills the statistics, and is then dropped.
+        # Collect. A run's first iteration does it twice: its first rollout only fills the statistics.
         for _ in range(2 if config.normalize_obs and self.env_steps == 0 else 1):
             rollout: Rollout = self.engine.run_eager(self.collect, self.obs)
             episodes += rollout.episodes
-            reward = self.scaled_reward(rollout) if config.normalize_reward else rollout.reward
+            reward = rollout.reward
+            if config.normalize_reward:
+                old = self.state.return_norm, self.state.running_return
+                reward, norm, running = self.scaled_reward(rollout, *old)
+                self.state = self.state._replace(return_norm=norm, running_return=running)
             if config.normalize_obs:
-                seen = rollout.obs.flatten(0, 1)
-                self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(seen))
+                rows = rollout.obs.flatten(0, 1)
+                self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(rows))
         net, metrics = self.learn(rollout, reward, coef)
         self.state = self.state._replace(net=net)
         return IterationResult(metrics | {"optim/learning_rate": coef.learning_rate}, episodes)
@@ -170,21 +178,21 @@ class PPO(OnPolicyAlgorithm):
             ent_coef=self.scheduled(config.ent_coef, config.ent_coef_schedule),
         )
 
-    def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
+    def policy_step(self, params: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> RolloutStep:
         """Actions for unscaled observations (N, O)."""
         obs = normalize(obs, scaling, self.config.obs_clip)
-        dist_params = self.net.call(flat, obs, "policy")
+        (dist_params,) = self.net.apply(params, obs, "policy")
         action = self.dist.sample(dist_params, noise)
-        return PolicyStep(obs, dist_params, action, self.dist.log_prob(dist_params, action))
+        return RolloutStep(obs, dist_params, action, self.dist.log_prob(dist_params, action))
 
     # Learning
 
-    def targets(self, flat: Tensor, rollout: Rollout, reward: Tensor) -> Targets:
+    def targets(self, params: Tensor, rollout: Rollout, reward: Tensor) -> Targets:
         """Advantages from one pass of the value network."""
         num_steps, num_envs = reward.shape
         every = torch.cat([rollout.normalized_obs.flatten(0, 1), rollout.last_obs, rollout.final_obs])
         sizes = [num_steps * num_envs, num_envs, len(rollout.final_obs)]
-        value, last, final = self.net.call(flat, every, "value").split(sizes)
+        value, last, final = self.net.apply(params, every, "value")[0].split(sizes)
         value = value.view(num_steps, num_envs)
         next_value = torch.cat([value[1:], last[None]])  # (T, N)
         next_value[rollout.truncated > 0] = final  # the successor before the reset, not the one after
@@ -198,28 +206,28 @@ class PPO(OnPolicyAlgorithm):
     ) -> tuple[AdamState, dict[str, Tensor]]:
         """All passes over the rollout; metrics are means over updates."""
         config, net = self.config, self.state.net
+        # Before any update: the error of the first ratio, the targets, and how well the values explain them.
         first_error = (kernels.exp(self.log_ratio(net.params, rollout)) - 1.0).abs().max()
         targets: Targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
-        returns = targets.advantage + targets.value
-        explained = 1.0 - targets.advantage.var() / returns.var().clamp(min=1e-30)
-        metrics_seen: list[Tensor] = []  # (minibatches, len(Metrics)) of each pass
+        explained = 1.0 - targets.advantage.var() / (targets.advantage + targets.value).var().clamp(min=1e-30)
+        # The passes, until the policy is too far from the one that acted.
+        tables: list[Tensor] = []  # (minibatches, len(Metrics)) of each pass
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
                 targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
             net, metrics_of_pass = self.one_pass(net, rollout, targets, coef)
-            metrics_seen.append(metrics_of_pass)
+            tables.append(metrics_of_pass)
             if config.target_kl is not None:
                 kl = approx_kl(self.log_ratio(net.params, rollout)).item()
                 if kl > config.target_kl:
                     break
-        table = torch.cat(metrics_seen)  # (updates, len(Metrics))
-        metrics = Metrics(*columns_mean(table))
-        # The largest over the whole rollout, and over the first minibatch in the shape that updates have.
-        first_seen = Metrics(*table[0]).policy_first_ratio_max_error
-        metrics = metrics._replace(policy_first_ratio_max_error=torch.maximum(first_error, first_seen))
+        # The error is the largest over the rollout, and over the first minibatch in the shape of updates.
+        table = torch.cat(tables)  # (updates, len(Metrics))
+        error = torch.maximum(first_error, Metrics(*table[0]).policy_first_ratio_max_error)
+        metrics = Metrics(*columns_mean(table))._replace(policy_first_ratio_max_error=error)
         further = {"value/explained_variance": explained}
         if config.target_kl is not None:
-            further["optim/epochs"] = torch.tensor(float(len(metrics_seen)), device=self.device)
+            further["optim/epochs"] = torch.tensor(float(len(tables)), device=self.device)
         return net, named(metrics) | further
 
     def one_pass(
@@ -231,23 +239,27 @@ class PPO(OnPolicyAlgorithm):
         data = Minibatch(*decisions, targets.advantage, targets.value)
         return self.engine.scan(self.update, net, shuffled(data, order, self.config.num_minibatches), coef)
 
-    def log_ratio(self, flat: Tensor, rollout: Rollout) -> Tensor:
-        """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""
-        dist_params = self.net.call(flat, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
-        return self.dist.log_prob(dist_params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()  # type: ignore[no-any-return]
+    def rehearse_updates(self, net: AdamState, rollout: Rollout) -> None:
+        """Call the updates of one pass over a made-up rollout, by the engine."""
+        self.one_pass(net, rollout, self.targets(net.params, rollout, rollout.reward), self.coefficients())
 
-    def update(self, net: AdamState, mb: Minibatch, coef: Coefficients) -> tuple[Report, AdamState]:
+    def log_ratio(self, params: Tensor, rollout: Rollout) -> Tensor:
+        """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""
+        (dist_params,) = self.net.apply(params, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
+        return self.dist.log_prob(dist_params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()
+
+    def update(self, net: AdamState, mb: Minibatch, coef: Coefficients) -> tuple[PPOReport, AdamState]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
         config = self.config
         grad, metrics = gradient(self.loss, net.params, mb, coef)
         clipped, norm = clip_by_norm(grad, config.max_grad_norm)
         stacked = torch.stack(Metrics(**metrics, optim_grad_norm=norm))
-        return Report(stacked, grad), adam(net, clipped, coef.learning_rate, config.adam_eps)
+        return PPOReport(stacked, grad), adam(net, clipped, coef.learning_rate, config.adam_eps)
 
-    def loss(self, flat: Tensor, mb: Minibatch, coef: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, params: Tensor, mb: Minibatch, coef: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
         """The clipped surrogate, value and entropy losses, and their metrics."""
         config, clip = self.config, coef.clip_coef
-        dist_params, value = self.net.call(flat, mb.obs)
+        dist_params, value = self.net.apply(params, mb.obs, "policy", "value")
         log_ratio = self.dist.log_prob(dist_params, mb.action) - mb.log_prob  # (B,)
         ratio = kernels.exp(log_ratio)  # (B,)
         advantage, ret = mb.advantage, mb.advantage + mb.value  # (B,) each

@@ -7,6 +7,11 @@ Details that decide whether it learns, and their places:
   truncation bootstraps, termination does not                  SAC.critic_loss, through `terminated`
   every `policy_delay` critic updates, as many of the policy   SAC.inputs
   uniform random actions before `learning_starts`              OffPolicyAlgorithm.explore
+Form: functional, as in flax and optax: `update` takes all that is learned and returns it anew. The parameters
+of a network are one flat vector, and `actor.apply(params, obs)` calls it. `engine` runs a function as written
+or compiled. `OffPolicyAlgorithm` (learning/off_policy.py) has `train_iteration`, `policy_step`, `batch`,
+`start` and `replay`; `StatefulAlgorithm` (learning/algorithm.py) has `scheduled`, `act`, `state_dict`,
+`envs`, `streams`, `obs` and `env_steps`.
 What may surprise: updates are counted per environment step, summed over parallel environments. With 8
 environments and updates_per_step=1 every vector step is followed by 8 updates, so that the number of
 environments changes the speed and not the ratio of learning to data.
@@ -14,7 +19,6 @@ environments changes the speed and not the ratio of learning to data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,11 +28,10 @@ from torch import Tensor
 from rltemplate.algos.sac_config import SACConfig
 from rltemplate.determinism import kernels
 from rltemplate.envs.envs import Envs
-from rltemplate.learning.algorithm import mean_metrics
 from rltemplate.learning.distributions import SquashedGaussian
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
-from rltemplate.learning.off_policy import Noise, OffPolicyAlgorithm, TwinCritic
+from rltemplate.learning.off_policy import Noise, OffPolicyAlgorithm, TwinCritic, UpdateReport
 from rltemplate.learning.optim import AdamState, FlatModule, adam, gradient, polyak
 from rltemplate.learning.replay_buffer import Batch
 from rltemplate.rng import Streams
@@ -75,25 +78,12 @@ class Inputs(NamedTuple):
     critic_noise: Tensor  # (B, A)
 
 
-class Report(NamedTuple):
-    """The results of an update besides new parameters. Each update of the policy has its entry."""
-
-    td_target: Tensor  # (B,)
-    critic_metrics: Tensor  # CriticMetrics, stacked
-    critic_gradient: Tensor  # (P,)
-    actor_metrics: tuple[Tensor, ...]  # ActorMetrics, stacked
-    actor_gradient: tuple[Tensor, ...]  # (P,)
-
-    @property
-    def metrics(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Metrics of the critics, and of each update of the policy."""
-        return self.critic_metrics, self.actor_metrics
-
-
-class SAC(OffPolicyAlgorithm):
+class SAC(OffPolicyAlgorithm[Learned, Inputs, LearningRates]):
     """The algorithm over N environments."""
 
     config: SACConfig
+    dist: SquashedGaussian
+    critic_metrics, actor_metrics = CriticMetrics, ActorMetrics
 
     def __init__(
         self, config: SACConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
@@ -102,21 +92,14 @@ class SAC(OffPolicyAlgorithm):
         self.config, obs_size, action_size = config, envs.codec.obs_size, envs.codec.action_size
         self.dist = SquashedGaussian(action_size, config.log_std_min, config.log_std_max)
         init = streams.torch("init")
-        actor = mlp([obs_size, *config.hidden_sizes, 2 * action_size], config.activation, init)
-        self.actor = FlatModule(actor.to(self.device))
-        critic = TwinCritic(config, obs_size, action_size, init, layer_norm=config.critic_norm == "layer")
-        self.critic = FlatModule(critic.to(self.device))
+        policy = mlp([obs_size, *config.hidden_sizes, 2 * action_size], config.activation, init)
+        self.actor = FlatModule(policy.to(self.device))
+        critics = TwinCritic(config, obs_size, action_size, init, layer_norm=config.critic_norm == "layer")
+        self.critic = FlatModule(critics.to(self.device))
         log_alpha = torch.full((1,), float(np.log(config.alpha_init)), device=self.device)
-        chosen = config.target_entropy
-        self.target_entropy = -float(action_size) if chosen is None else chosen
-        self.start(
-            Learned(
-                actor=AdamState.start(self.actor.initial),
-                critic=AdamState.start(self.critic.initial),
-                target=self.critic.initial.clone(),
-                alpha=AdamState.start(log_alpha),
-            )
-        )
+        self.target_entropy = -float(action_size) if config.target_entropy is None else config.target_entropy
+        actor, critic = AdamState.init(self.actor.init_params), AdamState.init(self.critic.init_params)
+        self.start(Learned(actor, critic, target=critic.params.clone(), alpha=AdamState.init(log_alpha)))
 
     def rates(self) -> LearningRates:
         """The learning rates of the coming iteration."""
@@ -124,53 +107,50 @@ class SAC(OffPolicyAlgorithm):
         initial = config.actor_learning_rate, config.critic_learning_rate, config.alpha_learning_rate
         return LearningRates(*(self.scheduled(rate, config.learning_rate_schedule) for rate in initial))
 
-    def inputs(self, batch: Batch, number: int, noise: Noise) -> Inputs:
-        """The data of update `number`, counted from 1."""
+    def inputs(self, index: Tensor, number: int, noise: Noise) -> Inputs:
+        """The data of update `number`, counted from 1, from the rows `index` (B,) of the buffer."""
         delay = self.config.policy_delay
         actor_noise = tuple(noise() for _ in range(delay if number % delay == 0 else 0))
-        return Inputs(batch, actor_noise, critic_noise=noise())
+        return Inputs(self.batch(index), actor_noise, critic_noise=noise())
 
-    def update(self, learned: Learned, inputs: Inputs, rates: LearningRates) -> tuple[Report, Learned]:
+    def update(self, learned: Learned, inputs: Inputs, rates: LearningRates) -> tuple[UpdateReport, Learned]:
         """Critics and their targets, then policy and temperature once for every noise."""
         config, batch, reports = self.config, inputs.batch, []
+        # The critics, by targets from the policy, target networks and temperature of before.
         critic_grad, (critic_metrics, td_target) = gradient(
             self.critic_loss, learned.critic.params, learned, batch, inputs.critic_noise
         )
         critic = adam(learned.critic, critic_grad, rates.critic, config.adam_eps)
         learned = learned._replace(critic=critic, target=polyak(learned.target, critic.params, config.tau))
         for noise in inputs.actor_noise:
+            # The policy, by the new critics; and the temperature, by the entropy before this step.
             log_alpha = learned.alpha.params
             actor_grad, (loss, log_prob) = gradient(
                 self.actor_loss, learned.actor.params, learned, batch.obs, noise
             )
             alpha_grad, loss_alpha = gradient(self.alpha_loss, log_alpha, log_prob)
-            metrics = ActorMetrics(
-                loss_policy=loss,
-                policy_entropy=-log_prob,
-                loss_alpha=loss_alpha,
-                alpha_value=kernels.exp(log_alpha).squeeze(),
-            )
+            metrics = ActorMetrics(loss, -log_prob, loss_alpha, kernels.exp(log_alpha).squeeze())
             reports.append((torch.stack(metrics), actor_grad))
-            actor = adam(learned.actor, actor_grad, rates.actor, config.adam_eps)
-            learned = learned._replace(actor=actor)
+            learned = learned._replace(actor=adam(learned.actor, actor_grad, rates.actor, config.adam_eps))
             if config.learn_alpha:
-                alpha = adam(learned.alpha, alpha_grad, rates.alpha, config.adam_eps)
-                learned = learned._replace(alpha=alpha)
+                learned = learned._replace(
+                    alpha=adam(learned.alpha, alpha_grad, rates.alpha, config.adam_eps)
+                )
         actor_metrics, actor_grads = zip(*reports, strict=True) if reports else ((), ())
-        report = Report(td_target, torch.stack(critic_metrics), critic_grad, actor_metrics, actor_grads)
+        report = UpdateReport(td_target, torch.stack(critic_metrics), critic_grad, actor_metrics, actor_grads)
         return report, learned
 
     def critic_loss(
         self, critic: Tensor, learned: Learned, batch: Batch, noise: Tensor
     ) -> tuple[Tensor, tuple[CriticMetrics, Tensor]]:
         """Squared error against the soft Bellman target, summed over the two critics (eq. 5, 6)."""
-        dist_params = self.actor.call(learned.actor.params, batch.next_obs)
+        dist_params = self.actor.apply(learned.actor.params, batch.next_obs)
         next_action, next_log_prob = self.dist.sample_log_prob(dist_params, noise)
-        next_q = torch.minimum(*self.critic.call(learned.target, batch.next_obs, next_action))  # (B,)
+        next_q = torch.minimum(*self.critic.apply(learned.target, batch.next_obs, next_action))  # (B,)
         soft_value = next_q - kernels.exp(learned.alpha.params) * next_log_prob
         td_target = batch.reward + self.config.gamma * (1.0 - batch.terminated) * soft_value  # (B,)
         td_target = td_target.detach()
-        q = self.critic.call(critic, batch.obs, batch.action)  # (2, B)
+        q = self.critic.apply(critic, batch.obs, batch.action)  # (2, B)
         assert q.shape == (2, *td_target.shape)
         loss = kernels.total((q - td_target).square().mean(1))
         return loss, (CriticMetrics(loss_critic=loss, critic_q_mean=q.mean()), td_target)
@@ -179,9 +159,9 @@ class SAC(OffPolicyAlgorithm):
         self, actor: Tensor, learned: Learned, obs: Tensor, noise: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """alpha * log pi - min Q for actions of the present policy (eq. 9), and the mean of log pi."""
-        action, log_prob = self.dist.sample_log_prob(self.actor.call(actor, obs), noise)
+        action, log_prob = self.dist.sample_log_prob(self.actor.apply(actor, obs), noise)
         # Not `min(0)`: its gradient is a scatter, which the compiler cannot fuse with other operations.
-        q = torch.minimum(*self.critic.call(learned.critic.params, obs, action))  # (B,)
+        q = torch.minimum(*self.critic.apply(learned.critic.params, obs, action))  # (B,)
         assert q.shape == log_prob.shape
         loss = (kernels.exp(learned.alpha.params) * log_prob - q).mean()
         return loss, (loss, log_prob.mean())
@@ -190,9 +170,3 @@ class SAC(OffPolicyAlgorithm):
         """Raises the temperature while the entropy is below its target (eq. 18); `log_prob` is a mean ()."""
         loss = -kernels.total(kernels.exp(log_alpha) * (log_prob + self.target_entropy))
         return loss, loss
-
-    def metrics(self, seen: Sequence[tuple[Tensor, tuple[Tensor, ...]]]) -> dict[str, Tensor]:
-        """Means over updates."""
-        critic = [critic_metrics for critic_metrics, _ in seen]
-        actor = [metrics for _, actor_metrics in seen for metrics in actor_metrics]
-        return mean_metrics(CriticMetrics, critic) | mean_metrics(ActorMetrics, actor)

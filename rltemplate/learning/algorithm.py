@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,23 +11,40 @@ from torch import Tensor
 
 from rltemplate.config.algorithms import Schedule
 from rltemplate.interfaces import Probe, Replay, RunError
+from rltemplate.learning.distributions import Distribution
 from rltemplate.learning.engine import Engine
-from rltemplate.learning.normalize import Scaling, normalize
+from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize
 from rltemplate.rng import Streams
+
+if TYPE_CHECKING:
+    from rltemplate.envs.envs import Envs
+
+
+class ActingConfig(Protocol):
+    """The hyperparameters that every algorithm has for acting."""
+
+    normalize_obs: bool
+    obs_clip: float
+
+
+class AlgorithmState(Protocol):
+    """A NamedTuple of everything that learning changes."""
+
+    @property
+    def obs_norm(self) -> RunningMeanStd: ...
 
 
 class StatefulAlgorithm:
-    """An algorithm over N environments, whose `state` is a NamedTuple of everything that learning changes.
+    """An algorithm over N environments.
 
-    An algorithm consists of `state`, random streams, environments, `obs`, `env_steps` and perhaps a replay
-    buffer. Exact resume and the trace are made from these.
+    Exact resume and the trace are made from `state`, `streams`, `envs`, `obs`, `env_steps` and `replay`.
     """
 
-    config: Any
-    state: Any
-    dist: Any
+    config: ActingConfig
+    state: AlgorithmState
+    dist: Distribution
 
-    def __init__(self, envs: Any, streams: Streams, total_env_steps: int, engine: Engine) -> None:
+    def __init__(self, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine) -> None:
         self.envs, self.streams, self.engine = envs, streams, engine
         self.device = streams.device
         self.total_env_steps = total_env_steps
@@ -52,8 +69,8 @@ class StatefulAlgorithm:
 
     def scheduled(self, initial: float, schedule: Schedule) -> Tensor:
         """A coefficient for the coming iteration, 0-d: a changing number would compile programs again."""
-        left = max(0.0, 1.0 - self.env_steps / self.total_env_steps)
-        return torch.tensor(initial * (left if schedule is Schedule.linear else 1.0), device=self.device)
+        remaining = max(0.0, 1.0 - self.env_steps / self.total_env_steps)
+        return torch.tensor(initial * (remaining if schedule is Schedule.linear else 1.0), device=self.device)
 
     def to_device(self, array: np.ndarray) -> Tensor:
         """The numbers in torch's default type. Does not wait for a GPU: pageable memory is copied at once."""
@@ -74,7 +91,7 @@ class StatefulAlgorithm:
     @torch.no_grad()
     def act(self, obs: np.ndarray) -> np.ndarray:
         """Deterministic actions (N, A) for encoded observations (N, O)."""
-        return self.dist.mode(self.policy(self.to_device(obs))).cpu().numpy()  # type: ignore[no-any-return]
+        return self.dist.mode(self.policy(self.to_device(obs))).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the whole state but the replay buffer."""
@@ -109,9 +126,9 @@ class StatefulAlgorithm:
         self.envs.close()
 
 
-def mean_metrics(kind: Any, stacked: Sequence[Tensor]) -> dict[str, Tensor]:
+def mean_metrics(kind: type[NamedTuple], stacked: Sequence[Tensor]) -> dict[str, Tensor]:
     """Means over updates of metrics, by the names that are logged; each tensor has the fields of `kind`."""
-    return named(kind(*columns_mean(torch.stack(list(stacked))))) if stacked else {}
+    return named(kind._make(columns_mean(torch.stack(list(stacked))))) if stacked else {}
 
 
 def columns_mean(table: Tensor) -> Tensor:

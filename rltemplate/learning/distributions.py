@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +25,14 @@ def softplus(x: Tensor) -> Tensor:
     At x = 0 exactly its gradient is 0 instead of 0.5, since both kinks meet there.
     """
     return F.relu(x) + torch.log1p(kernels.exp(-x.abs()))
+
+
+class Distribution(Protocol):
+    """The functions of a distribution that acting needs; `params` (B, P) come from a network."""
+
+    def noise(self, batch: int, generator: torch.Generator) -> Tensor: ...
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor: ...
+    def mode(self, params: Tensor) -> Tensor: ...
 
 
 class Categorical:

@@ -97,5 +97,5 @@ def orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
             along = (vectors[:i] * vectors[i]).sum(1)
             vectors[i] -= (vectors[:i] * along[:, None]).sum(0)
         vectors[i] /= np.sqrt((vectors[i] * vectors[i]).sum())
-    found = torch.from_numpy(vectors).float()
-    return found if rows <= columns else found.T.contiguous()
+    matrix = torch.from_numpy(vectors).float()
+    return matrix if rows <= columns else matrix.T.contiguous()

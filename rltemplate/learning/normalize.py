@@ -13,10 +13,10 @@ from torch import Tensor
 EPSILON = 1e-8
 
 
-class Statistics(NamedTuple):
+class RunningMeanStd(NamedTuple):
     """Mean and variance (size,) over all rows so far, and their number (), in float64.
 
-    A float32 count stops growing at 2^24.
+    A value, of which `merged` gives the next one. A float32 count stops growing at 2^24.
     """
 
     mean: Tensor
@@ -24,12 +24,12 @@ class Statistics(NamedTuple):
     num_rows: Tensor
 
     @classmethod
-    def empty(cls, size: int, device: torch.device | None = None) -> Statistics:
+    def empty(cls, size: int, device: torch.device | None = None) -> RunningMeanStd:
         """Statistics of no rows; their scaling changes nothing."""
         zeros = torch.zeros(size, dtype=torch.float64, device=device)
         return cls(zeros, torch.ones_like(zeros), zeros.new_zeros(()))
 
-    def merged(self, batch: Tensor) -> Statistics:
+    def merged(self, batch: Tensor) -> RunningMeanStd:
         """The statistics of earlier rows and of `batch` (B, size) (Chan et al. 1979, parallel variance)."""
         rows = batch.to(torch.float64)
         batch_mean = rows.mean(0)
@@ -38,7 +38,7 @@ class Statistics(NamedTuple):
         delta = batch_mean - self.mean
         share = rows.shape[0] / total
         var = (1.0 - share) * self.var + share * batch_var + delta.square() * share * (1.0 - share)
-        return Statistics(self.mean + delta * share, var, total)
+        return RunningMeanStd(self.mean + delta * share, var, total)
 
     def scaling(self) -> Scaling:
         """Shift and scale in torch's default type, for normalisation in two operations."""

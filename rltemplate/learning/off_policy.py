@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rltemplate.interfaces import Episode, ForwardPass, IterationResult
-from rltemplate.learning.algorithm import StatefulAlgorithm
+from rltemplate.learning.algorithm import StatefulAlgorithm, mean_metrics
 from rltemplate.learning.config import OffPolicyConfig
 from rltemplate.learning.networks import mlp
-from rltemplate.learning.normalize import Scaling, Statistics, normalize
-from rltemplate.learning.optim import FlatModule, rehearsed
-from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
+from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize
+from rltemplate.learning.optim import AdamState, FlatModule, rehearsed
+from rltemplate.learning.replay_buffer import Batch, ReplayBuffer, Transition
 
 Noise = Callable[[], Tensor]  # draws (B, A)
 
@@ -44,66 +44,85 @@ class TwinCritic(nn.Module):
         return torch.stack([self.q1(x).squeeze(-1), self.q2(x).squeeze(-1)])  # (2, B)
 
 
-class TrainState(NamedTuple):
-    """All that learning changes."""
+class ActorAndCritic(Protocol):
+    """A NamedTuple of everything that an update changes."""
 
-    learned: Any  # a NamedTuple, with an `AdamState` as `actor` and as `critic`
-    obs_norm: Statistics
+    @property
+    def actor(self) -> AdamState: ...
+    @property
+    def critic(self) -> AdamState: ...
+
+
+LearnedT = TypeVar("LearnedT", bound=ActorAndCritic)
+InputsT = TypeVar("InputsT")  # a NamedTuple: the data of one update
+RatesT = TypeVar("RatesT", bound=tuple[Tensor, ...])  # a NamedTuple: learning rates, first of the policy
+
+
+class OffPolicyState(NamedTuple, Generic[LearnedT]):
+    """Everything that learning changes."""
+
+    learned: LearnedT
+    obs_norm: RunningMeanStd
     num_updates: int = 0
 
 
-class PolicyStep(NamedTuple):
-    """One decision."""
+class ExploreStep(NamedTuple):
+    """The actions of one step."""
 
     policy: Tensor  # (N, P) parameters of the action distribution
     action: Tensor  # (N, A)
 
 
-class OffPolicyAlgorithm(StatefulAlgorithm):
+class UpdateReport(NamedTuple):
+    """The results of an update besides new parameters; targets and gradients are for the trace alone."""
+
+    td_target: Tensor  # (B,)
+    critic_metrics: Tensor  # stacked, as are those of the policy
+    critic_gradient: Tensor  # (P,)
+    actor_metrics: tuple[Tensor, ...] = ()  # an entry for each update of the policy
+    actor_gradient: tuple[Tensor, ...] = ()  # (P,)
+
+
+class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
     """An algorithm that learns from a replay buffer, with a policy and twin critics.
 
     A subclass builds its networks, calls `start`, and has the methods below that are not implemented.
     """
 
-    config: Any
-    state: TrainState
+    config: OffPolicyConfig
+    state: OffPolicyState[LearnedT]
     replay: ReplayBuffer
-    actor: FlatModule
-    critic: FlatModule
+    actor: FlatModule[Tensor]
+    critic: FlatModule[Tensor]
+    critic_metrics: type[NamedTuple]  # the metrics of every update, each 0-d
+    actor_metrics: type[NamedTuple]  # of an update of the policy
 
-    def start(self, learned: Any) -> None:
+    def start(self, learned: LearnedT) -> None:
         """Begin with the networks and optimisers `learned`."""
-        config, codec = self.config, self.envs.codec
-        self.state = TrainState(learned, Statistics.empty(codec.obs_size, self.device))
-        self.replay = ReplayBuffer(
-            config.buffer_size, codec.obs_size, codec.action_size, self.device, self.envs.num_envs
-        )
+        sizes = self.envs.codec.obs_size, self.envs.codec.action_size
+        self.state = OffPolicyState(learned, RunningMeanStd.empty(sizes[0], self.device))
+        self.replay = ReplayBuffer(self.config.buffer_size, *sizes, self.device, self.envs.num_envs)
 
-    def rates(self) -> Any:
-        """The learning rates of the coming iteration, a NamedTuple of 0-d tensors with a field `actor`."""
+    def rates(self) -> RatesT:
+        """The learning rates of the coming iteration."""
         raise NotImplementedError
 
-    def inputs(self, batch: Any, number: int, noise: Noise) -> Any:
-        """The data of update `number`, counted from 1: a NamedTuple. The policy learns in some updates."""
+    def inputs(self, index: Tensor, number: int, noise: Noise) -> InputsT:
+        """The data of update `number`, counted from 1, from the sampled rows `index` (B,) of the buffer."""
         raise NotImplementedError
 
-    def update(self, learned: Any, inputs: Any, rates: Any) -> tuple[Any, Any]:
-        """One update: its report, a NamedTuple with `metrics`, and the new `learned`, of the same form.
-
-        The metrics are kept until the iteration ends; the rest of the report is for the trace alone.
-        """
-        raise NotImplementedError
-
-    def metrics(self, seen: Sequence[Any]) -> dict[str, Tensor]:
-        """Metrics of an iteration by name, from the `metrics` of its reports, perhaps none."""
+    def update(self, learned: LearnedT, inputs: InputsT, rates: RatesT) -> tuple[UpdateReport, LearnedT]:
+        """One update: its report, and what it has learned."""
         raise NotImplementedError
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
         """`steps_per_iteration` environment steps, each followed by its updates."""
         config, obs, rates = self.config, self.begin_iteration(), self.rates()
-        raw_obs, episodes, metrics_seen = list[Tensor](), list[Episode](), list[Any]()
+        raw_obs, episodes = list[Tensor](), list[Episode]()
+        critic_metrics, actor_metrics = list[Tensor](), list[Tensor]()  # of each update
         for _ in range(max(1, config.steps_per_iteration // self.envs.num_envs)):
+            # Act, and store the transitions.
             action = self.explore(obs)
             step = self.envs.step(action.cpu().numpy())
             self.env_steps += self.envs.num_envs
@@ -112,14 +131,20 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
             raw_obs.append(obs)
             episodes += step.episodes
             obs = self.to_device(step.obs)
+            # Learn from sampled transitions.
             for inputs in self.due_inputs():
+                report: UpdateReport
                 report, learned = self.engine.run(self.update, self.state.learned, inputs, rates)
                 self.state = self.state._replace(learned=learned)
-                metrics_seen.append(report.metrics)
+                critic_metrics.append(report.critic_metrics)
+                actor_metrics += report.actor_metrics
         self.obs = obs
+        # The statistics change after the updates: during an iteration the normalisation is the same.
         if config.normalize_obs:
             self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(torch.cat(raw_obs)))
-        return IterationResult({"optim/learning_rate": rates.actor} | self.metrics(metrics_seen), episodes)
+        metrics = {"optim/learning_rate": rates[0]}
+        metrics |= mean_metrics(self.critic_metrics, critic_metrics)
+        return IterationResult(metrics | mean_metrics(self.actor_metrics, actor_metrics), episodes)
 
     # Collecting
 
@@ -130,18 +155,18 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
             noise = self.streams.draw("warmup", torch.rand, num_envs, self.envs.codec.action_size)
             return (2.0 * noise - 1.0).to(self.device)
         noise = self.streams.draw("action", self.dist.noise, num_envs)
-        flat, scaling = self.state.learned.actor.params, self.scaling()
-        decision: PolicyStep = self.engine.run(self.policy_step, flat, scaling, obs, noise)
+        params, scaling = self.state.learned.actor.params, self.scaling()
+        decision: ExploreStep = self.engine.run(self.policy_step, params, scaling, obs, noise)
         return decision.action
 
-    def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
+    def policy_step(self, params: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> ExploreStep:
         """Actions for unscaled observations (N, O)."""
-        dist_params = self.actor.call(flat, normalize(obs, scaling, self.config.obs_clip))
-        return PolicyStep(dist_params, self.dist.sample(dist_params, noise))
+        dist_params = self.actor.apply(params, normalize(obs, scaling, self.config.obs_clip))
+        return ExploreStep(dist_params, self.dist.sample(dist_params, noise))
 
     # Learning
 
-    def due_inputs(self) -> Iterator[Any]:
+    def due_inputs(self) -> Iterator[InputsT]:
         """Inputs of the updates that are due after the last step, with fresh batches and noise."""
         config, done, draw = self.config, self.state.num_updates, self.streams.draw
         num_envs, size = self.envs.num_envs, config.batch_size
@@ -151,11 +176,11 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         due = math.floor(config.updates_per_step * num_envs * steps + 1e-9)
         self.state = self.state._replace(num_updates=due)
         for number in range(done + 1, due + 1):
-            batch = self.batch(draw("replay", self.replay.draw, size))
-            yield self.inputs(batch, number, lambda: draw("update", self.dist.noise, size))
+            index = draw("replay", self.replay.draw, size)
+            yield self.inputs(index, number, lambda: draw("update", self.dist.noise, size))
 
-    def batch(self, index: Tensor) -> Any:
-        """The transitions in the rows `index` (B,), as the networks see them: a `Batch`."""
+    def batch(self, index: Tensor) -> Batch:
+        """The transitions in the rows `index` (B,), as the networks see them."""
         batch = self.replay.take(index)
         return batch._replace(obs=self.normalized(batch.obs), next_obs=self.normalized(batch.next_obs))
 
@@ -164,20 +189,19 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
         num_envs, size = self.envs.num_envs, self.config.batch_size
         obs = self.made_up(num_envs, self.envs.codec.obs_size)
         noise = self.streams.draw("action", self.dist.noise, num_envs)
-        flat = self.state.learned.actor.params
-        self.engine.run(self.policy_step, flat, self.scaling(), obs, noise)
-        empty = self.batch(torch.zeros(size, dtype=torch.int64, device=self.device))
-        batch = pytree.tree_map(lambda x: self.made_up(*x.shape), empty)
-        learned = rehearsed(self.state.learned)
+        params, learned = self.state.learned.actor.params, rehearsed(self.state.learned)
+        self.engine.run(self.policy_step, params, self.scaling(), obs, noise)
+        index = torch.zeros(size, dtype=torch.int64, device=self.device)  # of rows without a transition
         for number in sorted({1, self.config.policy_delay}):
-            inputs = self.inputs(batch, number, lambda: self.streams.draw("update", self.dist.noise, size))
+            empty = self.inputs(index, number, lambda: self.streams.draw("update", self.dist.noise, size))
+            inputs = pytree.tree_map_only(Tensor, lambda x: self.made_up(*x.shape), empty)
             self.engine.run(self.update, learned, inputs, self.rates())
 
     # Acting
 
     def policy(self, obs: Tensor) -> Tensor:
         """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
-        return self.actor.call(self.state.learned.actor.params, self.normalized(obs))  # type: ignore[no-any-return]
+        return self.actor.apply(self.state.learned.actor.params, self.normalized(obs))
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """Policy and both critics, with the batches of acting and learning."""
@@ -186,9 +210,9 @@ class OffPolicyAlgorithm(StatefulAlgorithm):
 
         def values(rows: Tensor) -> Tensor:
             parts = rows.split([codec.obs_size, codec.action_size], 1)
-            return self.critic.call(learned.critic.params, *parts).T  # type: ignore[no-any-return]
+            return self.critic.apply(learned.critic.params, *parts).T
 
         return {
-            "policy": ForwardPass(partial(self.actor.call, learned.actor.params), codec.obs_size, batches),
+            "policy": ForwardPass(partial(self.actor.apply, learned.actor.params), codec.obs_size, batches),
             "value": ForwardPass(values, codec.obs_size + codec.action_size, batches),
         }

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rltemplate.interfaces import Episode, ForwardPass
-from rltemplate.learning.algorithm import StatefulAlgorithm
-from rltemplate.learning.normalize import Scaling, rescale
+from rltemplate.learning.algorithm import ActingConfig, AlgorithmState, StatefulAlgorithm
+from rltemplate.learning.normalize import RunningMeanStd, Scaling, rescale
 from rltemplate.learning.optim import AdamState, FlatModule, rehearsed
 
 Samples = TypeVar("Samples", bound=tuple[Tensor, ...])  # a NamedTuple
 
 
-class PolicyStep(NamedTuple):
-    """One decision."""
+class OnPolicyConfig(ActingConfig, Protocol):
+    """The hyperparameters that collecting reads."""
+
+    num_steps: int
+    num_minibatches: int
+    gamma: float
+    reward_clip: float
+
+
+class OnPolicyState(AlgorithmState, Protocol):
+    """A NamedTuple of everything that learning changes."""
+
+    @property
+    def net(self) -> AdamState: ...
+
+
+class RolloutStep(NamedTuple):
+    """The actions of one step, and the data to learn from them."""
 
     normalized_obs: Tensor  # (N, O)
     policy: Tensor  # (N, P) parameters of the action distribution
@@ -74,40 +90,28 @@ def shuffled(data: Samples, order: Tensor, num_parts: int) -> Samples:
 class OnPolicyAlgorithm(StatefulAlgorithm):
     """An algorithm that learns from rollouts of its present policy.
 
-    Its network `net` has the parts "policy" and "value". Its state has the fields `net`, which is an
-    `AdamState`, `obs_norm`, `return_norm` and `running_return` (N,), which is discounted and unscaled. Its
-    configuration has `num_steps` (T), `num_minibatches`, `gamma`, `normalize_obs`, `obs_clip`, `reward_clip`.
+    Its network `net` gives a tensor for each of the parts that are asked for: "policy", "value".
     """
 
-    net: FlatModule
+    config: OnPolicyConfig
+    state: OnPolicyState
+    net: FlatModule[tuple[Tensor, ...]]
 
-    def policy_step(self, flat: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> PolicyStep:
+    def policy_step(self, params: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> RolloutStep:
         """Actions for unscaled observations (N, O)."""
-        raise NotImplementedError
-
-    def coefficients(self) -> Any:
-        """The coefficients of the coming iteration, a NamedTuple of 0-d tensors."""
-        raise NotImplementedError
-
-    def targets(self, flat: Tensor, rollout: Rollout, reward: Tensor) -> Any:
-        """The quantities that an update learns from, a NamedTuple, by the networks `flat`."""
-        raise NotImplementedError
-
-    def one_pass(self, net: AdamState, rollout: Rollout, targets: Any, coef: Any) -> tuple[AdamState, Tensor]:
-        """The updates of one pass over the rollout, by the engine, and their metrics."""
         raise NotImplementedError
 
     def collect(self, obs: Tensor) -> Rollout:
         """T steps with the present policy from the observations `obs` (N, O) on."""
         num_steps, num_envs = self.config.num_steps, self.envs.num_envs
-        flat, scaling = self.state.net.params, self.scaling()
+        params, scaling = self.state.net.params, self.scaling()
         scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
         raw_obs: list[Tensor] = []  # (N, O) of each step, unscaled
-        decisions: list[PolicyStep] = []
+        decisions: list[RolloutStep] = []
         final_obs, episodes = [np.empty((0, self.envs.codec.obs_size), np.float32)], list[Episode]()
         for t in range(num_steps):
             noise = self.streams.draw("action", self.dist.noise, num_envs)
-            decision = self.engine.run(self.policy_step, flat, scaling, obs, noise)
+            decision: RolloutStep = self.engine.run(self.policy_step, params, scaling, obs, noise)
             step = self.envs.step(decision.action.cpu().numpy())
             raw_obs.append(obs)
             decisions.append(decision)
@@ -121,9 +125,9 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         reward, terminated, truncated = self.to_device(scalars).unbind(0)
         return Rollout(
             obs=torch.stack(raw_obs),
-            normalized_obs=torch.stack([each.normalized_obs for each in decisions]),
-            action=torch.stack([each.action for each in decisions]),
-            log_prob=torch.stack([each.log_prob for each in decisions]),
+            normalized_obs=torch.stack([decision.normalized_obs for decision in decisions]),
+            action=torch.stack([decision.action for decision in decisions]),
+            log_prob=torch.stack([decision.log_prob for decision in decisions]),
             reward=reward,
             terminated=terminated,
             truncated=truncated * (1.0 - terminated),  # termination has priority
@@ -132,44 +136,46 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
             episodes=episodes,
         )
 
-    def scaled_reward(self, rollout: Rollout) -> Tensor:
-        """Rewards (T, N) divided by the running deviation of the discounted return."""
-        state: Any = self.state
+    def scaled_reward(
+        self, rollout: Rollout, norm: RunningMeanStd, running: Tensor
+    ) -> tuple[Tensor, RunningMeanStd, Tensor]:
+        """Rewards (T, N) divided by the deviation of the discounted return, and both statistics anew."""
         keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))
-        running = state.running_return
         returns = []  # (N,) of each step
         for reward, keep_t in zip(rollout.reward.unbind(), keep.unbind(), strict=True):
             returns.append(running + reward)
             running = returns[-1] * keep_t
-        norm = state.return_norm.merged(torch.cat(returns)[:, None])
-        self.state = state._replace(return_norm=norm, running_return=running)
-        return rescale(rollout.reward, norm.scaling(), self.config.reward_clip)
+        norm = norm.merged(torch.cat(returns)[:, None])
+        return rescale(rollout.reward, norm.scaling(), self.config.reward_clip), norm, running
+
+    def rehearse_updates(self, net: AdamState, rollout: Rollout) -> None:
+        """Call the updates of one pass over a made-up rollout, by the engine."""
+        raise NotImplementedError
 
     def rehearse(self) -> None:
         """One decision, and the updates of one pass over a made-up rollout."""
         num_steps, num_envs, net = self.config.num_steps, self.envs.num_envs, rehearsed(self.state.net)
-        reward, rows = self.made_up(num_steps, num_envs), num_steps * num_envs
-        seen, never = self.made_up(rows, self.envs.codec.obs_size), torch.zeros_like(reward)
-        noise, each = (self.streams.draw("action", self.dist.noise, number) for number in (num_envs, rows))
-        self.engine.run(self.policy_step, net.params, self.scaling(), seen[:num_envs], noise)
-        step = self.policy_step(net.params, None, seen, each)
-        obs, action, log_prob = (x.unflatten(0, reward.shape) for x in (seen, step.action, step.log_prob))
-        ends = seen[:num_envs], seen[:0]
-        rollout = Rollout(obs, obs, action, log_prob, reward, never, never, *ends, episodes=[])
-        self.one_pass(net, rollout, self.targets(net.params, rollout, reward), self.coefficients())
+        reward, num_rows = self.made_up(num_steps, num_envs), num_steps * num_envs
+        rows, zeros = self.made_up(num_rows, self.envs.codec.obs_size), torch.zeros_like(reward)
+        noise, row_noise = (self.streams.draw("action", self.dist.noise, n) for n in (num_envs, num_rows))
+        self.engine.run(self.policy_step, net.params, self.scaling(), rows[:num_envs], noise)
+        step = self.policy_step(net.params, None, rows, row_noise)
+        obs, action, log_prob = (x.unflatten(0, reward.shape) for x in (rows, step.action, step.log_prob))
+        ends = rows[:num_envs], rows[:0]
+        self.rehearse_updates(net, Rollout(obs, obs, action, log_prob, reward, zeros, zeros, *ends, []))
 
     # Acting
 
     def policy(self, obs: Tensor) -> Tensor:
         """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
-        return self.net.call(self.state.net.params, self.normalized(obs), "policy")  # type: ignore[no-any-return]
+        return self.net.apply(self.state.net.params, self.normalized(obs), "policy")[0]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """Policy and value, with the batches of rollout, targets and updates."""
         num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
         batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
-        size, flat = self.envs.codec.obs_size, self.state.net.params
+        apply, params, size = self.net.apply, self.state.net.params, self.envs.codec.obs_size
         return {
-            part: ForwardPass(lambda rows, part=part: self.net.call(flat, rows, part), size, batches)  # type: ignore[misc]
-            for part in ("policy", "value")
+            "policy": ForwardPass(lambda rows: apply(params, rows, "policy")[0], size, batches),
+            "value": ForwardPass(lambda rows: apply(params, rows, "value")[0], size, batches),
         }

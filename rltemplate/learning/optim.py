@@ -8,7 +8,7 @@ clipping are then a few operations for any number of layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,11 @@ from torch.utils import _pytree as pytree
 
 from rltemplate.determinism import kernels
 from rltemplate.interfaces import ConfigError
+
+State = TypeVar("State")
+Output = TypeVar("Output")  # of a network
+Inputs = TypeVarTuple("Inputs")  # of a loss
+Aux = TypeVar("Aux")  # results of a loss besides its value: tensors in dicts and tuples
 
 _BETAS = (0.9, 0.999)  # of Adam
 
@@ -30,30 +35,29 @@ class AdamState(NamedTuple):
     params: Tensor
 
     @classmethod
-    def start(cls, params: Tensor) -> AdamState:
+    def init(cls, params: Tensor) -> AdamState:
         """No step taken yet."""
         zeros = torch.zeros_like(params)
         return cls(zeros, zeros.clone(), torch.zeros((), device=params.device), params)
 
 
-def rehearsed(state: Any) -> Any:
+def rehearsed(state: State) -> State:
     """`state` with each `AdamState` in it as if gradients of 0.01 had come for a while.
 
     At its start Adam takes a full step by the sign of each gradient, so that rounding decides about those
     that are nearly 0. Two ways of computing an update are compared from here.
     """
 
-    def later(each: Any) -> Any:
-        if not isinstance(each, AdamState):
-            return each
-        mu = torch.full_like(each.params, 0.01)
-        return AdamState(mu, mu * mu, each.steps + 1000.0, each.params)
+    def later(start: AdamState) -> AdamState:
+        mu = torch.full_like(start.params, 0.01)
+        return AdamState(mu, mu * mu, start.steps + 1000.0, start.params)
 
-    return pytree.tree_map(later, state, is_leaf=lambda each: isinstance(each, AdamState))
+    changed: State = pytree.tree_map_only(AdamState, later, state, lambda node: isinstance(node, AdamState))
+    return changed
 
 
-class FlatModule:
-    """A module as a function: each call gets the parameters as one vector.
+class FlatModule(Generic[Output]):
+    """A module as a function `apply(params, *inputs)`, with all parameters in one vector `params` (P,).
 
     `ConfigError` for a module with buffers that change, such as the means of BatchNorm: no checkpoint would
     have them.
@@ -61,10 +65,11 @@ class FlatModule:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._forward: Callable[..., Output] = module
         named = dict(module.named_parameters())
-        kept = module.state_dict()
+        persistent = module.state_dict()
         for name, _ in module.named_buffers():
-            if name in kept:
+            if name in persistent:
                 raise ConfigError(
                     f"the network has the buffer {name}, which no checkpoint would keep; use layers without, "
                     "such as LayerNorm, and register a constant with persistent=False"
@@ -72,48 +77,43 @@ class FlatModule:
         self._names = list(named)
         self._shapes = [p.shape for p in named.values()]
         self._sizes = [p.numel() for p in named.values()]
-        self.initial = torch.cat([p.detach().reshape(-1) for p in named.values()])  # (P,)
+        self.init_params = torch.cat([p.detach().reshape(-1) for p in named.values()])  # (P,)
         # The parameters inside the module are views of `_own`, a copy of the vector `_held`.
-        self._own, self._held = self.initial.clone(), self.initial
+        self._own, self._held = self.init_params.clone(), self.init_params
         for p, view in zip(named.values(), self._own.split(self._sizes), strict=True):
             p.data = view.view(p.shape)
             p.requires_grad_(False)
 
-    def call(self, flat: Tensor, *inputs: Any) -> Any:
-        """The module's output with the parameters `flat` (P,). `flat` must not be modified later."""
+    def apply(self, params: Tensor, *inputs: Any) -> Output:
+        """The module's output with the parameters `params` (P,), which must not be modified later."""
         if not torch.compiler.is_compiling():
-            if flat is not self._held and not torch.is_grad_enabled():
-                self._own.copy_(flat)
-                self._held = flat
-            if flat is self._held:
-                return self.module(*inputs)  # equal results, in less time
-        parts = zip(self._names, flat.split(self._sizes), self._shapes, strict=True)
-        return functional_call(self.module, {name: x.view(shape) for name, x, shape in parts}, inputs)
+            if params is not self._held and not torch.is_grad_enabled():
+                self._own.copy_(params)
+                self._held = params
+            if params is self._held:
+                return self._forward(*inputs)  # equal results, in less time
+        parts = zip(self._names, params.split(self._sizes), self._shapes, strict=True)
+        output: Output = functional_call(
+            self.module, {name: x.view(shape) for name, x, shape in parts}, inputs
+        )
+        return output
 
 
-def gradient(loss: Callable[..., tuple[Tensor, Any]], flat: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
-    """The gradient (P,) of `loss(flat, *inputs) -> (scalar, aux)`, and aux detached.
+def gradient(
+    loss: Callable[[Tensor, *Inputs], tuple[Tensor, Aux]], params: Tensor, *inputs: *Inputs
+) -> tuple[Tensor, Aux]:
+    """The gradient (P,) of `loss(params, *inputs) -> (scalar, aux)`, and aux detached.
 
     The compiler needs the functional transform. Without the compiler, autograd takes half the time.
     """
     if torch.compiler.is_compiling():
-        grad, (_, aux) = grad_and_value(loss, has_aux=True)(flat, *inputs)
+        grad, (_, aux) = grad_and_value(loss, has_aux=True)(params, *inputs)
         return grad, aux
     with torch.enable_grad():
-        leaf = flat.detach().requires_grad_()
+        leaf = params.detach().requires_grad_()
         value, aux = loss(leaf, *inputs)
         (grad,) = torch.autograd.grad(value, leaf)
-    return grad, _detach(aux)
-
-
-def _detach(aux: Any) -> Any:
-    if isinstance(aux, Tensor):
-        return aux.detach()
-    if isinstance(aux, dict):
-        return {name: _detach(value) for name, value in aux.items()}
-    if isinstance(aux, tuple):
-        return type(aux)(*map(_detach, aux)) if hasattr(aux, "_fields") else tuple(map(_detach, aux))
-    return aux
+    return grad, pytree.tree_map_only(Tensor, Tensor.detach, aux)
 
 
 def adam(state: AdamState, grad: Tensor, rate: Tensor, eps: float) -> AdamState:

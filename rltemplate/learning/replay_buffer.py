@@ -42,8 +42,7 @@ class ReplayBuffer:
     ) -> None:
         if capacity < num_envs:
             raise ValueError(f"a capacity of {capacity} for steps of {num_envs} environments")
-        self.capacity, self.num_envs = capacity, num_envs
-        self.device = device
+        self.capacity, self.num_envs, self.device = capacity, num_envs, device
         self.added = 0  # transitions that ever came in
         shapes = (obs_size,), (action_size,), (), (obs_size,), (), ()
         # torch.empty reserves address space only: pages are taken as transitions arrive.
@@ -111,9 +110,9 @@ class ReplayBuffer:
 
     def restore(self, added: int, parts: Iterable[Mapping[str, Tensor]]) -> None:
         """Fill a new buffer with the newest of `added` transitions: `parts`, oldest first."""
-        held = min(added, self.capacity)
-        self.added = added - held
+        num_held = min(added, self.capacity)
+        self.added = added - num_held
         for part in parts:
             self._append((part[name] for name in Transition._fields), len(part["reward"]))
         if self.added != added:
-            raise ValueError(f"{self.added - added + held} transitions for a buffer that held {held}")
+            raise ValueError(f"{self.added - added + num_held} transitions for a buffer that held {num_held}")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import Configure, small
 
-from rltemplate.algos.ppo import Metrics, Report
+from rltemplate.algos.ppo import Metrics, PPOReport
 from rltemplate.interfaces import Probe
 from rltemplate.train import build
 
@@ -30,11 +30,11 @@ def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure
 def test_the_traced_gradient_is_the_one_before_clipping(configure: Configure) -> None:
     words = small("ppo", "algo.max_grad_norm=0.01", "algo.update_epochs=1", env="Pendulum")
     ppo: Any = build(configure(*words))[0]
-    reports: list[Report] = []
+    reports: list[PPOReport] = []
 
     class Reports(Probe):
         def results(self, event: str, values: Any, whole: bool = False) -> None:
-            reports.extend(value for value in values if isinstance(value, Report))
+            reports.extend(value for value in values if isinstance(value, PPOReport))
 
     ppo.probe = Reports()
     ppo.train_iteration()

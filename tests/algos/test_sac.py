@@ -9,7 +9,8 @@ import pytest
 import torch
 from conftest import Configure, Programs, small
 
-from rltemplate.algos.sac import CriticMetrics, Inputs, Learned, LearningRates, Report
+from rltemplate.algos.sac import CriticMetrics, Inputs, Learned, LearningRates
+from rltemplate.learning.off_policy import UpdateReport
 from rltemplate.learning.replay_buffer import Transition
 from rltemplate.train import build
 
@@ -49,10 +50,10 @@ def test_both_critics_begin_with_weights_of_their_own_that_the_seed_decides(conf
 def test_the_report_in_the_trace_is_of_the_update(configure: Configure) -> None:
     """Its target is the one of the loss, and its gradients are those that the optimisers took."""
     sac: Any = build(configure(*small("sac", "algo.policy_delay=1")))[0]
-    taken: list[tuple[Learned, Inputs, Report, Learned]] = []
+    taken: list[tuple[Learned, Inputs, UpdateReport, Learned]] = []
     update = sac.update
 
-    def kept(learned: Learned, inputs: Inputs, rates: LearningRates) -> tuple[Report, Learned]:
+    def kept(learned: Learned, inputs: Inputs, rates: LearningRates) -> tuple[UpdateReport, Learned]:
         report, new = update(learned, inputs, rates)
         taken.append((learned, inputs, report, new))
         return report, new
@@ -60,7 +61,7 @@ def test_the_report_in_the_trace_is_of_the_update(configure: Configure) -> None:
     sac.update = kept
     sac.train_iteration()
     (before, inputs, report, after), *_ = taken  # the first update: both moments are zero before it
-    q = sac.critic.call(before.critic.params, inputs.batch.obs, inputs.batch.action)
+    q = sac.critic.apply(before.critic.params, inputs.batch.obs, inputs.batch.action)
     loss = (q - report.td_target).square().mean(1).sum()
     torch.testing.assert_close(CriticMetrics(*report.critic_metrics).loss_critic, loss)
     torch.testing.assert_close(after.critic.mu, 0.1 * report.critic_gradient)

@@ -193,21 +193,23 @@ def test_large_products_are_computed_by_onednn_where_it_is_faster(
 ) -> None:
     """Forward with and without bias, backward to inputs and weights; the layer to one output is small."""
     monkeypatch.setattr(products, "onednn_is_faster", lambda: faster)
-    network = FlatModule(mlp([256, 256, 256, 1], "relu", torch.Generator().manual_seed(0)))
+    network: FlatModule[Tensor] = FlatModule(
+        mlp([256, 256, 256, 1], "relu", torch.Generator().manual_seed(0))
+    )
     x, mixing = torch.linspace(-1.0, 1.0, 256 * 256).sin().view(256, 256), torch.eye(256)
 
-    def loss(flat: Tensor) -> tuple[Tensor, Tensor]:
-        y = network.call(flat, x @ mixing).square().mean()
+    def loss(params: Tensor) -> tuple[Tensor, Tensor]:
+        y = network.apply(params, x @ mixing).square().mean()
         return y, y
 
-    def update(flat: Tensor) -> tuple[Tensor, Tensor]:
-        return gradient(loss, flat)
+    def update(params: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient(loss, params)
 
     compiled = Engine(compiles=True)
-    compiled.run(update, network.initial)
+    compiled.run(update, network.init_params)
     with profile() as seen:
-        results = compiled.run(update, network.initial)
-    torch.testing.assert_close(results, Engine().run(update, network.initial))
+        results = compiled.run(update, network.init_params)
+    torch.testing.assert_close(results, Engine().run(update, network.init_params))
     calls = {event.key: event.count for event in seen.key_averages()}
     assert calls.get("rltemplate::product", 0) == (6 if faster else 0)
 

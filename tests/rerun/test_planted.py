@@ -28,7 +28,7 @@ from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
 from rltemplate.interfaces import attach_probe
 from rltemplate.launch.subprocesses import Children
-from rltemplate.learning.normalize import Statistics
+from rltemplate.learning.normalize import RunningMeanStd
 from rltemplate.rerun import replay, zoom
 from rltemplate.rerun.recorded_code import Code
 from rltemplate.rerun.zoom_report import report
@@ -200,9 +200,9 @@ def test_compiled_runs_are_explained_without_the_compiler(
 def test_statistics_that_were_merged_before_other_events_are_found(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: dict[str, Planted]
 ) -> None:
-    merged, factor = Statistics.merged, 1.0
+    merged, factor = RunningMeanStd.merged, 1.0
 
-    def other(self: Statistics, batch: Tensor) -> Statistics:
+    def other(self: RunningMeanStd, batch: Tensor) -> RunningMeanStd:
         of_obs = batch.shape[1] > 1 and self.num_rows.item() >= 64.0  # from the second iteration on
         return merged(self, torch.mul(batch, factor) if of_obs else batch)
 
@@ -213,7 +213,7 @@ def test_statistics_that_were_merged_before_other_events_are_found(
         yield
         factor = 1.0
 
-    monkeypatch.setattr(Statistics, "merged", other)
+    monkeypatch.setattr(RunningMeanStd, "merged", other)
     in_this_process["b"] = scaled
     both = small("ppo", *WORDS, "trace=step", env="Pendulum")
     a = made(tmp_path / "a", configure(*both))
