@@ -29,11 +29,11 @@ from typing import Any
 from bench import tables
 from bench.contenders import configuration
 from bench.works import GPU, PARTS, WORKS, BenchJob, jobs
-from rltemplate.config import command_args
+from rltemplate.config import command_args, texts
 from rltemplate.config.command_args import Kind, argument, folder, one_of, whole
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run.files import replace_text
 
 Answer = dict[str, Any]
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
         gpu = _gpu() if GPU in args.only else ""
         command_args.make_folder("out", args.out)
     except ConfigError as error:
-        print(f"error: {command_args.readable(str(error))}", file=sys.stderr)
+        print(f"error: {texts.readable(str(error))}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     measured: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ from typing import Any
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.config.auto import AUTO_KEYS
 from rltemplate.config.command_args import exit_status
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.rerun.policy_file import export_policy, run_or_policy
 from rltemplate.run.checkpoint import newest_checkpoint
 from rltemplate.run.read import find_run_dirs

@@ -13,9 +13,10 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from rltemplate.config.command_args import choose, exit_status, parse, program, readable, usage
+from rltemplate.config.command_args import exit_status, parse, program, usage
 from rltemplate.config.terminal import drop_output, escape_output
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import choose, readable
+from rltemplate.errors import ConfigError
 from rltemplate.launch.subprocesses import Interrupted
 
 _DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)

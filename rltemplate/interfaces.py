@@ -13,37 +13,13 @@ Shape legend, used in trailing comments everywhere:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-
-class ConfigError(Exception):
-    """The user asked for something that cannot be had. The message is one or two lines for the user."""
-
-
-class RunError(RuntimeError):
-    """A run cannot go on, for a reason that is neither the user's configuration nor a mistake of this code.
-
-    An environment returned NaN, a worker process died, the disk is full. The message is one or two lines for
-    the user, printed without a traceback; the exit status is 1.
-    """
-
-
-@contextlib.contextmanager
-def in_a_line(trouble: str, kind: type[Exception] = ConfigError) -> Iterator[None]:
-    """Turn an OSError in the block into an error for the user: the text `trouble`, and the reason."""
-    try:
-        yield
-    except OSError as error:
-        raise kind(f"{trouble}: {error.strerror}") from error
-
-
-REFUSED = 2  # exit status after a ConfigError
 
 
 class Episode(NamedTuple):

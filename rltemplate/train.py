@@ -13,7 +13,8 @@ from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import Config
 from rltemplate.determinism.switches import resolve_device
 from rltemplate.envs.envs import Envs
-from rltemplate.interfaces import Algorithm, ConfigError, Observers, RunError
+from rltemplate.errors import ConfigError, RunError
+from rltemplate.interfaces import Algorithm, Observers
 from rltemplate.learning.engine import Engine
 from rltemplate.rng import Streams, env_seeds
 

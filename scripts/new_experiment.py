@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from rltemplate.config.cli.preflight import preflight  # noqa: E402
 from rltemplate.config.command_args import argument, exit_status, parse  # noqa: E402
 from rltemplate.config.loading import CONF, to_dict  # noqa: E402
-from rltemplate.interfaces import ConfigError  # noqa: E402
+from rltemplate.errors import ConfigError  # noqa: E402
 from rltemplate.launch.checks import check_environments  # noqa: E402
 from rltemplate.run.job import run_folder  # noqa: E402
 

@@ -14,7 +14,7 @@ from _pytest.mark import ParameterSet
 from conftest import ROOT, RecordedRun, git, program, record, run
 
 from rltemplate.config.cli.preflight import preflight
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"(?:^(<!-- .* -->)\n)?^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)

@@ -39,7 +39,8 @@ from rltemplate.config.loading import complete
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
 from rltemplate.envs.codec import Codec
-from rltemplate.interfaces import ConfigError, IterationResult, RunError
+from rltemplate.errors import ConfigError, RunError
+from rltemplate.interfaces import IterationResult
 from rltemplate.launch.worker import main, run
 from rltemplate.learning.engine import CompilerError
 from rltemplate.learning.trial import WrongProgramError, try_programs

@@ -12,9 +12,9 @@ from typing import Any
 
 from rltemplate.analysis.differences import compare_records, describe
 from rltemplate.analysis.runs import PLANNED, Run, load_run
-from rltemplate.config.command_args import few
+from rltemplate.config.texts import few
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run.git import changes
 from rltemplate.run.git.snapshot import GitRecord, take_snapshot
 from rltemplate.run.read import find_run

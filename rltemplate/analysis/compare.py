@@ -10,8 +10,8 @@ from rltemplate.analysis import traces
 from rltemplate.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
 from rltemplate.analysis.runs import Run, load_run, single_line
 from rltemplate.analysis.traces import Divergence, RecordedTrace, first_difference, open_trace
-from rltemplate.config.command_args import few
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import few
+from rltemplate.errors import ConfigError
 from rltemplate.run.paths import METRICS, TRACE, from_here
 from rltemplate.run.read import Row
 from rltemplate.run.trace import RESET

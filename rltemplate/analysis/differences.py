@@ -36,7 +36,7 @@ from rltemplate.config.affects_results import (
     key_affects_results,
     package_affects_results,
 )
-from rltemplate.config.command_args import few
+from rltemplate.config.texts import few
 from rltemplate.determinism.machine import COMPILER
 from rltemplate.run.git import changes
 from rltemplate.run.paths import PROJECT

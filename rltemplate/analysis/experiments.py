@@ -15,7 +15,7 @@ from rltemplate.analysis.differences import resumed_with
 from rltemplate.analysis.runs import Run, check_name, experiment_of, single_line, text_of
 from rltemplate.analysis.stats import Interval
 from rltemplate.config.affects_results import code_rule, package_affects_results
-from rltemplate.config.command_args import few
+from rltemplate.config.texts import few
 from rltemplate.run.git.changes import code_contents, code_digest
 from rltemplate.run.names import short_key
 from rltemplate.run.paths import PROJECT

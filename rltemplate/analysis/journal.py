@@ -19,7 +19,7 @@ from rltemplate.analysis.differences import diff_runs, verdict
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_run, load_runs
 from rltemplate.config.terminal import escaped
-from rltemplate.interfaces import ConfigError, in_a_line
+from rltemplate.errors import ConfigError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.read import find_run
 from rltemplate.run.record import RUNNING, SweepRecord

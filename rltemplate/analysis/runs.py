@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.affects_results import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
-from rltemplate.config.command_args import nearest
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import nearest
+from rltemplate.errors import ConfigError
 from rltemplate.run import names, paths
 from rltemplate.run.read import leaves, parse_row, raw_config, read_metrics
 from rltemplate.run.record import RunRecord

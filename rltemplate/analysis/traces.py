@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from rltemplate.config.command_args import few
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import few
+from rltemplate.errors import ConfigError
 from rltemplate.run.paths import TRACE
 from rltemplate.run.trace import DIGEST, FORMAT, NAMES, START, VERSION
 from rltemplate.run.validation import Line, Missing, read_bytes

@@ -6,8 +6,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from rltemplate.config.command_args import choose, first_line
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import choose, first_line
+from rltemplate.errors import ConfigError
 
 
 @cache

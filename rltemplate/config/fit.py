@@ -7,7 +7,7 @@ from typing import Any
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import Config, Device
 from rltemplate.determinism.machine import usable_memory
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 _FLOAT32 = 4  # bytes
 

@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltemplate.config.auto import AUTO_KEYS, may_compile, resolved
-from rltemplate.config.command_args import choose
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import AUTO, ComposedConfig, Config, Level, check_kinds, register_schemas
+from rltemplate.config.texts import choose
 from rltemplate.config.yaml_files import parse
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 # Inside the package where it is installed from a wheel, else beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rltemplate.config.algorithms import Entry
 from rltemplate.config.entry_points import brought, load
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 if TYPE_CHECKING:
     from gymnasium import spaces

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from rltemplate.config.algorithms import MOST_STEPS, AlgoConfig, choice, count, number
 from rltemplate.config.project import ALGORITHMS
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 # Groups without a necessary choice, and the name that Hydra needs for choosing nothing.
 OPTIONAL = ("recipe", "experiment", "debug", "local")

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 LIKELY = "likely secret"  # begins each reason about a secret in a file
 SECRET_NAMES = (

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from rltemplate.config.command_args import first_line
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import first_line
+from rltemplate.errors import ConfigError
 
 DEEPEST = 20  # levels of nesting; recorded with the keys around them, they are below MAX_DEPTH
 MAX_DEPTH = 32  # of what is read back

@@ -19,7 +19,8 @@ from rltemplate.determinism import golden, kernels
 from rltemplate.determinism.levels import PROMISES, blas_kernels
 from rltemplate.determinism.libraries import openblas_kernels
 from rltemplate.determinism.switches import resolve_device, use_blas_threads
-from rltemplate.interfaces import Algorithm, ConfigError, ForwardPass, forward_passes_of
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Algorithm, ForwardPass, forward_passes_of
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import Config, DeterminismConfig

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rltemplate.determinism.libraries import loaded_openmp, openblas
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 _SMALLEST = sys.float_info.min  # with a full mantissa
 _ONE, _QUARTER = 1.0, sys.float_info.epsilon / 4.0  # a quarter of the distance to the next number

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rltemplate.determinism import kernels
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from rltemplate.determinism.levels import compiler_variables
 from rltemplate.determinism.machine import COMPILER, cpp_compiler, cpu_model, package_versions
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 CACHE_DIR = "TORCHINDUCTOR_CACHE_DIR"
 _FOLDER = re.compile(r"machine-[0-9a-f]{16}")

@@ -17,7 +17,7 @@ from numpy.lib import introspect
 from rltemplate.determinism import denormals, kernels, programs
 from rltemplate.determinism.levels import ROW_GROUPS, on_cpu, strict_branch
 from rltemplate.determinism.libraries import of_torch, openblas
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 if TYPE_CHECKING:
     from rltemplate.config.schema import DeterminismConfig

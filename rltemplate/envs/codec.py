@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 _ATARI = (
     "env.kwargs.obs_type=ram env.kwargs.repeat_action_probability=0 "

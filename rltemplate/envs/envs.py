@@ -14,7 +14,8 @@ import numpy as np
 from rltemplate.config.schema import EnvConfig
 from rltemplate.envs.make import codec_of
 from rltemplate.envs.vector import WorkerPool, step_dtype
-from rltemplate.interfaces import ConfigError, Episode, Probe, RunError
+from rltemplate.errors import ConfigError, RunError
+from rltemplate.interfaces import Episode, Probe
 
 
 class Step(NamedTuple):

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from rltemplate.interfaces import RunError
+from rltemplate.errors import RunError
 
 
 @contextlib.contextmanager

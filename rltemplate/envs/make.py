@@ -21,15 +21,16 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 
-from rltemplate.config.command_args import choose, error_text, first_line, nearest
 from rltemplate.config.project import project
 from rltemplate.config.schema import EnvConfig
+from rltemplate.config.texts import choose, error_text, first_line, nearest
 from rltemplate.determinism import denormals
 from rltemplate.envs import wrappers
 from rltemplate.envs.codec import refuse_images
 from rltemplate.envs.exits import exits_are_errors, forks_end_here
 from rltemplate.envs.recorder import SEED_BITS, ActionRecorder
-from rltemplate.interfaces import Codec, ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
+from rltemplate.interfaces import Codec
 
 _log = logging.getLogger(__name__)
 SEEDED_EPISODES = "env.wrappers.SeededEpisodes=null"

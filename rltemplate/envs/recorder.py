@@ -26,11 +26,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rltemplate.config.command_args import first_line
+from rltemplate.config.texts import first_line
 from rltemplate.determinism import denormals
 from rltemplate.envs import validity
 from rltemplate.envs.exits import end_forked
-from rltemplate.interfaces import RunError
+from rltemplate.errors import RunError
 
 SEED_BITS = 63
 # Of environments that do not take a seed as long as this.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rltemplate.interfaces import RunError
+from rltemplate.errors import RunError
 
 # Algorithms compute in float32: greater numbers become infinite there.
 _LARGEST = float(np.finfo(np.float32).max)

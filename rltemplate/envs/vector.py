@@ -30,7 +30,7 @@ from rltemplate.config.schema import EnvConfig
 from rltemplate.envs.exits import forks_end_here
 from rltemplate.envs.make import make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
 from rltemplate.signals import STOP_SIGNALS, SignalHandler
 
 _GRACE_S = 5.0  # for workers to close their environments

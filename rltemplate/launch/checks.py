@@ -13,7 +13,8 @@ from rltemplate.config.fit import check_fit
 from rltemplate.config.loading import to_dict
 from rltemplate.config.schema import Config
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.interfaces import Codec, ConfigError
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Codec
 from rltemplate.run.paths import PROJECT
 from rltemplate.run.read import find_run
 

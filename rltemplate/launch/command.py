@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from rltemplate.config.command_args import program, rest
-from rltemplate.interfaces import in_a_line
+from rltemplate.errors import in_a_line
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.run.job import Job, new_job
 

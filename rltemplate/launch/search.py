@@ -23,9 +23,10 @@ from rltemplate.analysis.targets import show
 from rltemplate.config.cli.files import read_sweep
 from rltemplate.config.cli.overrides import assigned
 from rltemplate.config.cli.preflight import announce, preflight
-from rltemplate.config.command_args import argument, existing, few, first_line, program, rest, switch, whole
+from rltemplate.config.command_args import argument, existing, program, rest, switch, whole
+from rltemplate.config.texts import few, first_line
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
 from rltemplate.launch.checks import HERE, check_plan
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, Interrupted, last_words

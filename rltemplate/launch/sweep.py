@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rltemplate.config.cli.preflight import Plan
 from rltemplate.determinism.machine import package_versions
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
 from rltemplate.launch import process
 from rltemplate.launch.subprocesses import last_words
 from rltemplate.launch.sweep_job import claim_folder, close_job, digest, run_hydra, write

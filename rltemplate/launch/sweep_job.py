@@ -31,7 +31,7 @@ from rltemplate.config.cli.composition import compose_job
 from rltemplate.config.cli.overrides import SEARCHPATH
 from rltemplate.config.loading import CONF, to_dict
 from rltemplate.config.schema import AUTO
-from rltemplate.interfaces import ConfigError, in_a_line
+from rltemplate.errors import ConfigError, in_a_line
 from rltemplate.launch import process
 from rltemplate.run import paths
 from rltemplate.run.continuation import only_begins_anew

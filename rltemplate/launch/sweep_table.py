@@ -23,7 +23,7 @@ from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import Run, load_runs
 from rltemplate.config.affects_results import BOOKKEEPING_KEYS
 from rltemplate.config.terminal import escaped, raw
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.files import say
 from rltemplate.run.names import unescaped

@@ -18,7 +18,7 @@ from rltemplate.determinism import switches
 from rltemplate.determinism.programs import NoCompilerError
 from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.learning.trial import try_programs
 from rltemplate.run.files import to_stderr
 from rltemplate.run.job import Job

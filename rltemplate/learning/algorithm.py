@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rltemplate.config.algorithms import Schedule
-from rltemplate.interfaces import Probe, Replay, RunError
+from rltemplate.errors import RunError
+from rltemplate.interfaces import Probe, Replay
 from rltemplate.learning.distributions import Distribution
 from rltemplate.learning.engine import Engine
 from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rltemplate.interfaces import Probe, RunError
+from rltemplate.errors import RunError
+from rltemplate.interfaces import Probe
 from rltemplate.signals import stop_signals_wait
 
 Function = Callable[..., Any]

@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from rltemplate.determinism import kernels, programs
 from rltemplate.determinism.programs import NoCompilerError
-from rltemplate.interfaces import ConfigError, Probe
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Probe
 from rltemplate.learning.engine import CompilerError, Engine, Function
 from rltemplate.rng import Streams
 

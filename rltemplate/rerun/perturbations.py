@@ -17,7 +17,7 @@ from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import from_dict, to_dict
 from rltemplate.config.schema import Config, Level, TraceDetail
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.launch.checks import check_environments
 
 SHORT = 10_000  # environment steps of each run, unless the user gives total_env_steps

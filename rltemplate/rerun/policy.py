@@ -9,7 +9,8 @@ from rltemplate.config.loading import about_added, complete, to_dict
 from rltemplate.config.project import project
 from rltemplate.config.schema import Config, Device
 from rltemplate.envs.make import check_env
-from rltemplate.interfaces import Algorithm, ConfigError, Environments
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Algorithm, Environments
 from rltemplate.run.checkpoint import load_checkpoint, newest_checkpoint
 from rltemplate.run.files import to_stderr
 from rltemplate.run.limits import check_networks, load_to_act

@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rltemplate.config.command_args import choose, first_line
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import choose, first_line
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.read import find_run
 

@@ -27,7 +27,7 @@ from rltemplate.config.project import ALGORITHMS, project
 from rltemplate.config.schema import Config, Level
 from rltemplate.determinism.levels import PROMISES, ROW_GROUPS
 from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.interfaces import REFUSED, ConfigError
+from rltemplate.errors import REFUSED, ConfigError
 from rltemplate.launch.process import worker_command, worker_environment
 from rltemplate.launch.subprocesses import Children, complaint, last_words, lines_of
 from rltemplate.rerun.certificate import BROKEN, HOLDS, Certificate, RunResult

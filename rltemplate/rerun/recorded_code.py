@@ -20,11 +20,11 @@ from typing import Any
 from rltemplate.analysis.differences import ABSENT, VERSIONS, compare_records
 from rltemplate.analysis.runs import Run
 from rltemplate.config.affects_results import package_affects_results
-from rltemplate.config.command_args import few
+from rltemplate.config.texts import few
 from rltemplate.determinism.levels import OF_A_MACHINE, influences, is_influential, may_name_program
 from rltemplate.determinism.machine import COMPILER, machine_facts, package_versions
 from rltemplate.determinism.programs import CACHE_DIR, cache_folder
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.launch.process import LAUNCHER_VARIABLES
 from rltemplate.launch.subprocesses import Children
 from rltemplate.run import paths

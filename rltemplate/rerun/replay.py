@@ -29,7 +29,8 @@ from rltemplate.config.command_args import exit_status
 from rltemplate.config.project import project
 from rltemplate.determinism import switches
 from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.interfaces import ConfigError, attach_probe
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import attach_probe
 from rltemplate.rerun.operations import LoggedOperation
 from rltemplate.run.checkpoint import load_checkpoint
 from rltemplate.run.continuation import restore

@@ -22,9 +22,10 @@ from pathlib import Path
 from rltemplate.analysis import compare
 from rltemplate.analysis.runs import Run, load_run
 from rltemplate.analysis.traces import ITERATION_LINE, RecordedTrace, open_trace
-from rltemplate.config.command_args import argument, few, json_flag, nearest, new_folder, switch
+from rltemplate.config.command_args import argument, json_flag, new_folder, switch
 from rltemplate.config.loading import complete
-from rltemplate.interfaces import REFUSED, ConfigError, in_a_line
+from rltemplate.config.texts import few, nearest
+from rltemplate.errors import REFUSED, ConfigError, in_a_line
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun.recorded_code import RUN, Code, check_versions, recorded_code
 from rltemplate.run import paths

@@ -28,7 +28,7 @@ import numpy as np
 
 from rltemplate.analysis import traces
 from rltemplate.analysis.compare import Comparison, diff_command
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.launch.subprocesses import Children, last_words
 from rltemplate.rerun.operations import Finding, LoggedOperation, cause_of
 from rltemplate.rerun.recorded_code import Code, recorded_code

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rltemplate.analysis.traces import ITERATION
-from rltemplate.config.command_args import few
+from rltemplate.config.texts import few
 from rltemplate.rerun.operations import CAUSES, Finding, LoggedOperation
 from rltemplate.rerun.ulp import ArrayDifference
 

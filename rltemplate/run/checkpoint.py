@@ -20,8 +20,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from rltemplate.config.command_args import first_line
-from rltemplate.interfaces import ConfigError, Replay
+from rltemplate.config.texts import first_line
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Replay
 from rltemplate.run import paths
 from rltemplate.run.files import make_durable_folder, replace_file, to_stderr
 from rltemplate.run.limits import Excess, check_archive, check_content

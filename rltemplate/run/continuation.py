@@ -21,12 +21,13 @@ from rltemplate.config.affects_results import (
     code_rule,
     package_affects_results,
 )
-from rltemplate.config.command_args import few
 from rltemplate.config.loading import about_added, complete, to_dict
 from rltemplate.config.schema import Config
+from rltemplate.config.texts import few
 from rltemplate.determinism.levels import OF_A_MACHINE, influences
 from rltemplate.determinism.machine import COMPILER, machine_facts, package_versions
-from rltemplate.interfaces import Algorithm, ConfigError, replay_of
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Algorithm, replay_of
 from rltemplate.run import paths
 from rltemplate.run.checkpoint import Checkpoint, load_experience, newest_checkpoint, prune_checkpoints
 from rltemplate.run.files import cut_file, lock

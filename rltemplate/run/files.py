@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from rltemplate.config.terminal import drop_output, escaped
-from rltemplate.interfaces import ConfigError, in_a_line
+from rltemplate.errors import ConfigError, in_a_line
 from rltemplate.run.paths import LOCK
 
 # A run folder may have come from somebody else: a link in it may lead to any file of the user.

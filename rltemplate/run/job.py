@@ -11,7 +11,7 @@ from typing import Any
 
 from rltemplate.config.loading import check, complete, from_dict, to_dict
 from rltemplate.config.schema import Config
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.names import env_name
 from rltemplate.run.read import raw_config

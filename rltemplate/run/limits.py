@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rltemplate.config.algorithms import AlgoConfig
-from rltemplate.interfaces import Algorithm, ConfigError
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Algorithm
 
 _MOST_VALUES = 2_000_000
 _DEEPEST = 50

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rltemplate.config.command_args import first_line
+from rltemplate.config.texts import first_line
 from rltemplate.interfaces import Episode
 from rltemplate.run.files import LineFile, strict_json, to_stderr
 from rltemplate.run.sinks.sink import Sink

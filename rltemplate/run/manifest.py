@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import xxhash
 from msgspec import Meta
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.validation import parse_json, read_bytes, typed
 

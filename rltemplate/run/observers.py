@@ -21,12 +21,12 @@ from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.checks import promised
 from rltemplate.envs.global_rng import global_rng_state
 from rltemplate.envs.make import make_env
+from rltemplate.errors import RunError
 from rltemplate.interfaces import (
     Algorithm,
     Environments,
     IterationResult,
     Probe,
-    RunError,
     attach_probe,
     replay_of,
 )

@@ -14,8 +14,8 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta
 
-from rltemplate.config.command_args import nearest
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import nearest
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.manifest import list_checkpoints, read_manifest
 from rltemplate.run.record import FINISHED, RunRecord

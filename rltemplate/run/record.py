@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from rltemplate.determinism.machine import COMPILER
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run.files import replace_text, strict_json
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.paths import RECORD, SEARCH, SWEEP_INDEX

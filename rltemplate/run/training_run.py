@@ -11,15 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import error_text, few, first_line
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.schema import Config, Products
+from rltemplate.config.texts import error_text, few, first_line
 from rltemplate.determinism import checks, switches
 from rltemplate.determinism.levels import influences, on_cpu
 from rltemplate.determinism.machine import machine_facts, package_versions
 from rltemplate.envs.exits import end_forked
 from rltemplate.envs.make import SEEDED_EPISODES, repeats, seeded_episodes
-from rltemplate.interfaces import Algorithm, ConfigError, Environments, RunError, in_a_line
+from rltemplate.errors import ConfigError, RunError, in_a_line
+from rltemplate.interfaces import Algorithm, Environments
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, check_used, cut_back, find_continuation, restore
 from rltemplate.run.files import LineFile, lock, make_durable_folder, replace_text, to_stderr

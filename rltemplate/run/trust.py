@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from rltemplate.config.command_args import few
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import few
+from rltemplate.errors import ConfigError
 from rltemplate.run.git.command import repository
 from rltemplate.run.git.origin import made_here
 from rltemplate.run.git.snapshot import RESERVED

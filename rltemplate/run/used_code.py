@@ -25,8 +25,8 @@ from typing import Any
 import xxhash
 
 from rltemplate.config.affects_results import is_prose
-from rltemplate.config.command_args import few
 from rltemplate.config.secrets import masked
+from rltemplate.config.texts import few
 from rltemplate.run.git.command import GitError, as_text, repository
 from rltemplate.run.git.snapshot import GitRecord
 from rltemplate.run.module_specs import module_specs

@@ -20,7 +20,7 @@ import yaml
 
 from rltemplate.config import yaml_files
 from rltemplate.config.yaml_files import MAX_DEPTH, MAX_DIGITS
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 MAX_BYTES = 64_000_000  # of a file that is read as a whole; the index of a large search has fifteen
 # A text that is shown: an id, a status, a name.

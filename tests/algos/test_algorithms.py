@@ -21,7 +21,8 @@ from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.envs.codec import Codec
 from rltemplate.envs.make import codec_of
-from rltemplate.interfaces import Algorithm, ConfigError, attach_probe
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Algorithm, attach_probe
 from rltemplate.learning.algorithm import StatefulAlgorithm, columns_mean
 from rltemplate.learning.engine import Engine
 from rltemplate.rerun.policy import load_policy

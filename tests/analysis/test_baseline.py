@@ -14,7 +14,7 @@ import pytest
 from conftest import RecordedRun, run_train, small, write_run
 
 from rltemplate.analysis import baseline
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.launch.checks import planned
 from rltemplate.run import paths
 from rltemplate.run.git import changes

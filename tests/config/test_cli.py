@@ -16,7 +16,7 @@ from rltemplate.config.cli import preflight as preflight_module
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.yaml_files import DEEPEST, MAX_DIGITS
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run.validation import parse_json, parse_yaml
 
 

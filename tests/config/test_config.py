@@ -22,7 +22,7 @@ from rltemplate.config.loading import (
 )
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import Config, Level, key_types
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run.read import raw_config
 
 FILES = sorted(CONF.rglob("*.yaml"))

@@ -23,7 +23,8 @@ from rltemplate.determinism.checks import check_repeats, check_rows, differing_r
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.libraries import openblas_kernels
 from rltemplate.determinism.machine import cpu_identity
-from rltemplate.interfaces import ConfigError, ForwardPass
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import ForwardPass
 from rltemplate.learning.networks import mlp
 from rltemplate.run.training_run import check_level
 from rltemplate.train import build

@@ -18,14 +18,14 @@ from test_switches import answer
 
 from rltemplate.determinism import golden, kernels, switches
 from rltemplate.determinism.machine import cpu_identity
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 # The digests in the way of the profile and in the plain way, and what the profile's check finds.
 SCRIPT = """
 import json, sys
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import golden, kernels, switches
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 config = from_dict(json.loads(sys.stdin.read()))
 level = config.determinism

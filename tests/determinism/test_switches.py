@@ -20,7 +20,7 @@ from rltemplate.determinism import denormals, switches
 from rltemplate.determinism.levels import prepared
 from rltemplate.determinism.switches import resolve_device
 from rltemplate.envs.envs import Envs
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 Report = Callable[..., dict[str, Any]]
 SCRIPT = """
@@ -28,7 +28,7 @@ import json, sys
 import torch
 from rltemplate.config.loading import from_dict
 from rltemplate.determinism import checks, switches
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
 level, seen = config.determinism, {}
 try:

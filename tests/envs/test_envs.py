@@ -15,7 +15,8 @@ from rltemplate.envs.codec import Codec, refuse_images
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.make import check_env, make_env, repeats, seeded_episodes
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import ConfigError, Episode
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Episode
 from rltemplate.run.trace import named_leaves
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from rltemplate.envs.exits import exits_are_errors
 from rltemplate.envs.make import check_env, make_env
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
 
 
 def raises() -> None:

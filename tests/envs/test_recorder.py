@@ -18,7 +18,7 @@ from gymnasium import spaces
 from rltemplate.envs.envs import Envs
 from rltemplate.envs.make import resume_note
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.launch.checks import check_environments
 from rltemplate.rng import env_seeds
 

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.interfaces import RunError
+from rltemplate.errors import RunError
 
 SIZE = 11
 BOX = spaces.Box(-1.0, 1.0, (SIZE,), np.float32)

@@ -22,7 +22,7 @@ from conftest import alive, env_config, play, until
 from gymnasium import spaces
 
 from rltemplate.envs.envs import Envs
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 NUM = 5

@@ -34,7 +34,7 @@ from rltemplate.analysis.traces import ITERATION, open_trace
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.determinism import machine
 from rltemplate.determinism.machine import package_versions
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.launch.worker import run
 from rltemplate.run import continuation, paths
 from rltemplate.run.checkpoint import load_checkpoint

@@ -18,7 +18,8 @@ from rltemplate.config.loading import to_dict
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import Config
 from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, seed_global_rng
-from rltemplate.interfaces import Algorithm, ConfigError, attach_probe, replay_of
+from rltemplate.errors import ConfigError
+from rltemplate.interfaces import Algorithm, attach_probe, replay_of
 from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
 from rltemplate.run.continuation import restore
 from rltemplate.run.trace import TraceWriter, digest, entries

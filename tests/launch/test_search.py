@@ -22,7 +22,7 @@ from conftest import Start, plain, write_run
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.command_args import parse
 from rltemplate.config.loading import to_yaml
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
 from rltemplate.launch import search
 from rltemplate.launch.search import Args, _storage, main
 from rltemplate.launch.subprocesses import Children

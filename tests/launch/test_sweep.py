@@ -27,7 +27,7 @@ from hydra import initialize_config_dir
 from rltemplate.config.cli.preflight import Plan, preflight
 from rltemplate.config.loading import CONF
 from rltemplate.config.schema import register_schemas
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
 from rltemplate.launch import process, sweep, sweep_job
 from rltemplate.run import paths
 from rltemplate.run.git.snapshot import GitRecord

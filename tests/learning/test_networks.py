@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.learning.distributions import Categorical, SquashedGaussian
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule

@@ -17,7 +17,7 @@ import torch
 from conftest import SHRUNK, Started, git, program, run, run_train
 
 from rltemplate.analysis.compare import compare_runs
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from rltemplate.run import paths
 from rltemplate.run.git import changes, origin, snapshot

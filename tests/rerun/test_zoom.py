@@ -17,7 +17,7 @@ import pytest
 from conftest import SHRUNK, RecordedRun, git, program, run, run_train
 
 from rltemplate.analysis.compare import compare_runs
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.rerun import zoom
 from rltemplate.rerun.commands import compare
 from rltemplate.rerun.ulp import compare_arrays

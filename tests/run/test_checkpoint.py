@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import manifest
 from rltemplate.run.checkpoint import (
     Checkpoint,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.files import LineFile, cut_file, lock, replace_text
 

@@ -15,7 +15,7 @@ import yaml
 from conftest import Configure, RecordedRun, git
 
 from rltemplate.config.loading import to_dict
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import continuation, paths
 from rltemplate.run.checkpoint import Checkpoints, newest_checkpoint
 from rltemplate.run.files import LineFile

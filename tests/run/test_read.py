@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import write_run
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.read import find_run, find_run_dirs, read_metrics
 

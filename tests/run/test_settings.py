@@ -16,7 +16,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from rltemplate.determinism import kernels, switches
 from rltemplate.determinism.switches import use_blas_threads
 from rltemplate.envs.make import Repetition
-from rltemplate.interfaces import ConfigError, RunError
+from rltemplate.errors import ConfigError, RunError
 from rltemplate.launch.worker import run
 from rltemplate.run.evaluation import evaluate
 from rltemplate.run.manifest import list_checkpoints

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import Configure, job_in, record
 
-from rltemplate.interfaces import RunError
+from rltemplate.errors import RunError
 from rltemplate.run import files, paths, training_run
 from rltemplate.run.files import LineFile
 from rltemplate.run.logger import Logger

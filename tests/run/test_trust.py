@@ -11,7 +11,7 @@ from conftest import Configure, git, small, write_run
 
 from rltemplate.config.loading import to_dict, to_yaml
 from rltemplate.config.schema import Config
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths, trust
 from rltemplate.run.git.snapshot import commit_run, take_snapshot
 from rltemplate.run.job import resume_job

@@ -16,7 +16,7 @@ from rltemplate.analysis import experiments
 from rltemplate.analysis.experiments import find_experiments
 from rltemplate.analysis.runs import load_runs
 from rltemplate.config.affects_results import code_rule
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.continuation import Continuation, check_changes, check_used
 from rltemplate.run.git.snapshot import take_snapshot

@@ -23,9 +23,10 @@ from rltemplate.analysis import aggregate, figures
 from rltemplate.analysis.experiments import Experiment, find_experiments, points
 from rltemplate.analysis.page_server import PageServer
 from rltemplate.analysis.runs import SHOWN, cell, load_runs, single_line
-from rltemplate.config.command_args import argument, file, folder, make_folder, readable, switch
+from rltemplate.config.command_args import argument, file, folder, make_folder, switch
 from rltemplate.config.terminal import escaped
-from rltemplate.interfaces import ConfigError, in_a_line
+from rltemplate.config.texts import readable
+from rltemplate.errors import ConfigError, in_a_line
 from rltemplate.run import paths
 from rltemplate.run.files import replace_text, say
 from rltemplate.run.read import find_run_dirs

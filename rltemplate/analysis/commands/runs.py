@@ -21,7 +21,7 @@ from typing import Any
 from rltemplate.analysis.journal import Journal
 from rltemplate.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, single_line, text_of
 from rltemplate.config.command_args import argument, file, json_flag, rest, whole
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.files import say
 

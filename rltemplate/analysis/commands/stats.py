@@ -13,7 +13,7 @@ from rltemplate.analysis.runs import load_runs
 from rltemplate.analysis.stats import Interval
 from rltemplate.analysis.targets import show
 from rltemplate.config.command_args import argument, one_of
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run.read import find_run_dirs
 
 

@@ -16,12 +16,12 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from rltemplate.config.cli.files import chosen_algorithm, group_names, option_names
 from rltemplate.config.cli.overrides import LAUNCHER, SEARCHPATH, wrong_key, wrong_value
-from rltemplate.config.command_args import choose, first_line
 from rltemplate.config.loading import CONF, auto_keys, in_one_line, to_config, to_dict
 from rltemplate.config.project import ALGORITHMS, project
 from rltemplate.config.schema import ComposedConfig, Config
 from rltemplate.config.secrets import refuse_secrets
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import choose, first_line
+from rltemplate.errors import ConfigError
 
 
 class Composed(NamedTuple):

@@ -13,12 +13,12 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
-from rltemplate.config.command_args import choose
 from rltemplate.config.loading import CONF
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import check_kinds
+from rltemplate.config.texts import choose
 from rltemplate.config.yaml_files import check_yaml, explained, read_yaml, shown
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 # Groups whose files set keys of the whole configuration.
 _GLOBAL = ("algo", "recipe", "experiment", "debug", "local")

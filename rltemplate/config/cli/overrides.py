@@ -21,13 +21,13 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from rltemplate.config.cli.files import chosen_algorithm, group_names, option_files, option_names
-from rltemplate.config.command_args import ENOUGH, choose, few, first_line, nearest
 from rltemplate.config.entry_points import brought, load
 from rltemplate.config.loading import environment_file, literal
 from rltemplate.config.project import ALGORITHMS
 from rltemplate.config.schema import NONE, OPTIONAL, check_kinds, key_types
+from rltemplate.config.texts import ENOUGH, choose, few, first_line, nearest
 from rltemplate.config.yaml_files import DEEPEST, MAX_DIGITS
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 # Keys that are set by choosing a file of a group: the choice also sets recipe, folder name and more values.
 IDENTITY = {"env.id": "env", "algo.name": "algo", "determinism.level": "determinism"}

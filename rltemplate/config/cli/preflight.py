@@ -36,18 +36,17 @@ from rltemplate.config.command_args import (
     converted,
     existing,
     folder,
-    nearest,
     new_folder,
     one_of,
     parse,
-    readable,
     rest,
 )
 from rltemplate.config.loading import CONF, in_one_line
 from rltemplate.config.schema import Config, register_schemas
 from rltemplate.config.secrets import refuse_secret_words
+from rltemplate.config.texts import nearest, readable
 from rltemplate.determinism.machine import usable_cores
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 _MULTIRUN = ("--multirun", "-m")
 _RESUME = "resume"

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rltemplate.config.command_args import argument, choose, file, switch, whole
-from rltemplate.interfaces import ConfigError, in_a_line
+from rltemplate.config.command_args import argument, file, switch, whole
+from rltemplate.config.texts import choose
+from rltemplate.errors import ConfigError, in_a_line
 from rltemplate.rerun.policy_file import run_or_policy
 from rltemplate.run import paths
 from rltemplate.run.manifest import list_checkpoints

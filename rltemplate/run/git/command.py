@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 
 _LIMIT_S = 600.0  # for one command; it takes a hundredth of a second for each new file
 _SETTINGS = {

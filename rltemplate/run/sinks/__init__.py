@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rltemplate.config.command_args import first_line
 from rltemplate.config.entry_points import load
 from rltemplate.config.schema import LoggerConfig
-from rltemplate.interfaces import ConfigError
+from rltemplate.config.texts import first_line
+from rltemplate.errors import ConfigError
 from rltemplate.run.sinks.console import ConsoleSink
 from rltemplate.run.sinks.sink import RunFacts, Sink
 from rltemplate.run.sinks.tensorboard import TensorBoardSink

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rltemplate.config.command_args import first_line
 from rltemplate.config.schema import MOST_IN_TAG, WandbConfig
+from rltemplate.config.texts import first_line
 from rltemplate.run import names
 from rltemplate.run.git.snapshot import remote_url
 from rltemplate.run.manifest import list_checkpoints

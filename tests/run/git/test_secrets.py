@@ -26,7 +26,7 @@ from conftest import ROOT, git, run_train
 
 from rltemplate.config.cli.preflight import preflight
 from rltemplate.config.secrets import masked, secret_content, secret_in_value, secret_name
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run.git.snapshot import take_snapshot
 
 HEX = "0123456789abcdef" * 2 + "01234567"

@@ -15,7 +15,7 @@ import pytest
 from conftest import git
 
 from rltemplate.config.affects_results import code_rule
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import paths
 from rltemplate.run.continuation import check_changes
 from rltemplate.run.files import lock

@@ -19,7 +19,7 @@ import pytest
 from conftest import Configure
 from fed import run_facts
 
-from rltemplate.interfaces import ConfigError
+from rltemplate.errors import ConfigError
 from rltemplate.run import sinks
 from rltemplate.run.sinks.console import ConsoleSink
 
