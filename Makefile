@@ -66,7 +66,7 @@ SPLIT_ARGS = $(if $(value ARGS),args=$$(printf '%s\n' $(call QUOTE,$(value ARGS)
 SPLIT = $(if $(value ARGS),$$args)
 # 'exec' lets a signal that make passes on reach the program instead of a shell around it.
 RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
-COMMAND = $(call RUN,-m rltemplate $@,$(ARGUMENTS))
+COMMAND = $(call RUN,-m runlab $@,$(ARGUMENTS))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
 TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment \
@@ -102,7 +102,7 @@ install: $(STAMP)
 
 ##@ Train
 train: $(STAMP) ## train: make train algo=sac env=Hopper seed=1,2,3
-	$(call RUN,-m rltemplate train,$(OVERRIDES))
+	$(call RUN,-m runlab train,$(OVERRIDES))
 
 resume: $(STAMP) ## resume a run that ended early: make resume run=RUN [total_env_steps=N]
 	$(COMMAND)

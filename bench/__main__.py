@@ -29,12 +29,12 @@ from typing import Any
 from bench import tables
 from bench.contenders import configuration
 from bench.works import GPU, PARTS, WORKS, BenchJob, jobs
-from rltemplate.config import command_args, texts
-from rltemplate.config.command_args import Kind, argument, folder, one_of, whole
-from rltemplate.determinism.levels import prepared
-from rltemplate.determinism.machine import machine_facts, package_versions
-from rltemplate.errors import ConfigError
-from rltemplate.run.files import replace_text
+from runlab.config import command_args, texts
+from runlab.config.command_args import Kind, argument, folder, one_of, whole
+from runlab.determinism.levels import prepared
+from runlab.errors import ConfigError
+from runlab.machine import machine_facts, package_versions
+from runlab.run.files import replace_text
 
 Answer = dict[str, Any]
 ONE = "--one"  # how a process is told to make one measurement
@@ -159,7 +159,7 @@ def _gpu() -> str:
     """The name of the GPU; ConfigError where there is none."""
     import torch
 
-    from rltemplate.determinism.switches import resolve_device
+    from runlab.determinism.switches import resolve_device
 
     return f"{torch.cuda.get_device_name(resolve_device('cuda'))}, "
 

@@ -14,7 +14,7 @@ from bench import works
 from bench.works import WORKS, BenchJob, Work
 
 if TYPE_CHECKING:
-    from rltemplate.config.schema import Config
+    from runlab.config.schema import Config
 
 # Called between two rounds of training with the environment steps so far: True to go on.
 Tick = Callable[[int], bool]
@@ -46,7 +46,7 @@ def build(job: BenchJob) -> Contender:
 
 def configuration(job: BenchJob) -> Config:
     """The configuration of this project for a job; of a key that is given twice the last word counts."""
-    from rltemplate.config.cli.preflight import preflight
+    from runlab.config.cli.preflight import preflight
 
     words = [*WORKS[job.work].overrides(), f"num_threads={job.threads}", "device=cpu"]
     last = {word.partition("=")[0]: word for word in [*words, *job.overrides]}
@@ -57,8 +57,8 @@ class Ours:
     """This project, without observers."""
 
     def __init__(self, job: BenchJob) -> None:
-        from rltemplate.config.project import project
-        from rltemplate.determinism import switches
+        from runlab.config.project import project
+        from runlab.determinism import switches
 
         self.config, self.is_ppo = configuration(job), WORKS[job.work].algo == "ppo"
         level = self.config.determinism

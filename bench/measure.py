@@ -18,10 +18,10 @@ from typing import Any
 
 from bench.contenders import Contender, Ours, build
 from bench.works import WORKS, BenchJob, MeasurementError, Work
-from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord, withdraw_run
-from rltemplate.run.paths import PROJECT
-from rltemplate.run.record import RunRecord
+from runlab.run import paths
+from runlab.run.git.snapshot import GitRecord, withdraw_run
+from runlab.run.paths import PROJECT
+from runlab.run.record import RunRecord
 
 _TOLERANCE = 0.01  # of the updates that optimisers counted, against those announced
 
@@ -117,15 +117,15 @@ _WATCHING = {"log": ("off", 1), "trace=iteration": ("iteration", 0), "trace=step
 
 def observers(job: BenchJob) -> dict[str, float]:
     """Time that observers add to an iteration, as shares: medians of iterations that take turns."""
-    from rltemplate.config.loading import to_dict
-    from rltemplate.config.schema import TraceDetail
-    from rltemplate.determinism import switches
-    from rltemplate.interfaces import Probe, attach_probe
-    from rltemplate.run.files import LineFile, to_stderr
-    from rltemplate.run.logger import Logger
-    from rltemplate.run.observers import Observers
-    from rltemplate.run.sinks import make_sinks
-    from rltemplate.run.sinks.sink import RunFacts
+    from runlab.config.loading import to_dict
+    from runlab.config.schema import TraceDetail
+    from runlab.determinism import switches
+    from runlab.interfaces import Probe, attach_probe
+    from runlab.run.files import LineFile, to_stderr
+    from runlab.run.logger import Logger
+    from runlab.run.observers import Observers
+    from runlab.run.sinks import make_sinks
+    from runlab.run.sinks.sink import RunFacts
 
     ours = Ours(dataclasses.replace(job, overrides=(*job.overrides, "logger=local")))
     quiet = dataclasses.replace(ours.config, eval_every=0, video_every=0, checkpoint_every=0)

@@ -11,7 +11,7 @@ from scipy.stats import bootstrap
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate.analysis import stats
+from runlab.analysis import stats
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 SEEDS = ((3,), (5,), (10,), (20,), (50,))

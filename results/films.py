@@ -14,7 +14,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
-from rltemplate.run.video.film import animate  # noqa: E402
+from runlab.run.video.film import animate  # noqa: E402
 
 WORKS = ("CartPole", "LunarLander", "Hopper", "HalfCheetah")  # PPO with its recipe, seed 1
 QUIET = ["video_every=0", "logger=none", "num_threads=1"]

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import yaml
 
-from rltemplate.determinism.machine import machine_facts
-from rltemplate.run import paths
+from runlab.machine import machine_facts
+from runlab.run import paths
 
 PROJECT = Path(__file__).resolve().parents[1]
 RUNS, STEPS, LOG_EVERY, EVAL_EVERY, SEEDS = 500, 1_000_000, 2_000, 25_000, 5

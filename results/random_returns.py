@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import yaml
 
-from rltemplate.analysis import targets
+from runlab.analysis import published as targets
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "env"
 EPISODES = 100

@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rltemplate.analysis.runs import load_run
-from rltemplate.errors import ConfigError
-from rltemplate.run.read import find_run_dirs
+from runlab.analysis.runs import load_run
+from runlab.errors import ConfigError
+from runlab.run.read import find_run_dirs
 
 _HEAD = (
     *("environment", "level", "rows acting", "rows learning", "threads"),

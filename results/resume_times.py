@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from rltemplate.determinism.machine import machine_facts
-from rltemplate.run import paths
+from runlab.machine import machine_facts
+from runlab.run import paths
 
 PROJECT = Path(__file__).resolve().parents[1]
 TRAIN, RESUME = ("scripts/train.py",), ("-m", "rltemplate", "resume")
@@ -57,8 +57,8 @@ def _checkpoints() -> Iterator[str]:
     import torch
 
     from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
-    from rltemplate.run.checkpoint import Checkpoints, load_checkpoint, load_experience
-    from rltemplate.run.manifest import list_checkpoints
+    from runlab.run.checkpoint import Checkpoints, load_checkpoint, load_experience
+    from runlab.run.manifest import list_checkpoints
 
     torch.set_num_threads(1)
     yield "| replay buffer of 1M transitions | on the disk | training waits, each time | reading it again |"

@@ -17,13 +17,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rltemplate.analysis.runs import Run, load_run
-from rltemplate.config.auto import AUTO_KEYS
-from rltemplate.config.command_args import exit_status
-from rltemplate.errors import ConfigError
-from rltemplate.rerun.policy_file import export_policy, run_or_policy
-from rltemplate.run.checkpoint import newest_checkpoint
-from rltemplate.run.read import find_run_dirs
+from runlab.analysis.runs import Run, load_run
+from runlab.config.auto import AUTO_KEYS
+from runlab.config.command_args import exit_status
+from runlab.errors import ConfigError
+from runlab.rerun.policy_file import export_policy, run_or_policy
+from runlab.run.checkpoint import newest_checkpoint
+from runlab.run.read import find_run_dirs
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results" / "table"

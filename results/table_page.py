@@ -9,10 +9,11 @@ from statistics import median
 import numpy as np
 from table import FOLDER, POLICIES, ROOT, Evaluation, Trained, cells, exported_seed, read, row_label
 
-from rltemplate.analysis import stats, targets
-from rltemplate.analysis.aggregate import resampled
-from rltemplate.analysis.figures import COLORS, Chart, Line, Panel, write
-from rltemplate.analysis.targets import Reference, show
+from runlab.analysis import published as targets
+from runlab.analysis import stats
+from runlab.analysis.aggregate import resampled
+from runlab.analysis.figures import COLORS, Chart, Line, Panel, write
+from runlab.analysis.published import Reference, show
 
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "images"

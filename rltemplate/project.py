@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rltemplate import algos
-from rltemplate.config.algorithms import Entry
+from runlab.config.algorithms import Entry
 
 if TYPE_CHECKING:
     from gymnasium import spaces
 
-    from rltemplate.config.schema import Config
-    from rltemplate.interfaces import Algorithm, Codec, Environments, Observers
+    from runlab.config.schema import Config
+    from runlab.interfaces import Algorithm, Codec, Environments, Observers
 
 # An algorithm is <name>.py and <name>_config.py of algos/, and its values in conf/algo/<name>.yaml.
 _CONFIG = "_config"
@@ -47,6 +47,6 @@ def train(config: Config, algorithm: Algorithm, observers: Observers) -> None:
 
 def codec(env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Codec:
     """The translation of observations and actions. Another class can take images, masks or graphs."""
-    from rltemplate.envs.codec import Codec
+    from runlab.envs.codec import Codec
 
     return Codec(env_id, obs_space, action_space)

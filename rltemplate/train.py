@@ -1,6 +1,6 @@
 """One run: the algorithm and its environments are built, then the loop trains and observes.
 
-The process around it is rltemplate/launch/worker.py. The end of an iteration is the only place where anything
+The process around it is runlab/launch/worker.py. The end of an iteration is the only place where anything
 is logged, evaluated, filmed or saved. Neither function asks which algorithm or environment it has.
 """
 
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import pkgutil
 
-from rltemplate.config.fit import check_fit
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.config.schema import Config
-from rltemplate.determinism.switches import resolve_device
-from rltemplate.envs.envs import Envs
-from rltemplate.errors import ConfigError, RunError
-from rltemplate.interfaces import Algorithm, Observers
-from rltemplate.learning.engine import Engine
-from rltemplate.rng import Streams, env_seeds
+from runlab.config.fit import check_fit
+from runlab.config.project import ALGORITHMS
+from runlab.config.schema import Config
+from runlab.determinism.switches import resolve_device
+from runlab.engine import Engine
+from runlab.envs.envs import Envs
+from runlab.errors import ConfigError, RunError
+from runlab.interfaces import Algorithm, Observers
+from runlab.rng import Streams, env_seeds
 
 
 def build(config: Config) -> tuple[Algorithm, Envs]:

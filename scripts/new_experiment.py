@@ -17,12 +17,12 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rltemplate.config.cli.preflight import preflight  # noqa: E402
-from rltemplate.config.command_args import argument, exit_status, parse  # noqa: E402
-from rltemplate.config.loading import CONF, to_dict  # noqa: E402
-from rltemplate.errors import ConfigError  # noqa: E402
-from rltemplate.launch.checks import check_environments  # noqa: E402
-from rltemplate.run.job import run_folder  # noqa: E402
+from runlab.config.cli.preflight import preflight  # noqa: E402
+from runlab.config.command_args import argument, exit_status, parse  # noqa: E402
+from runlab.config.loading import CONF, to_dict  # noqa: E402
+from runlab.errors import ConfigError  # noqa: E402
+from runlab.launch.checks import check_environments  # noqa: E402
+from runlab.run.job import run_folder  # noqa: E402
 
 _KEYS = ("total_env_steps", "log_every", "eval_every")  # beside those of the algorithm
 _TEXT = """\

@@ -26,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rltemplate.config.command_args import argument, exit_status, parse, switch  # noqa: E402
-from rltemplate.errors import ConfigError  # noqa: E402
+from runlab.config.command_args import argument, exit_status, parse, switch  # noqa: E402
+from runlab.errors import ConfigError  # noqa: E402
 
 KEPT = {"LICENSE", "requirements.lock"}  # a licence is kept as it is; a lock names other projects
 FIRST_PAGES = "scripts/fork"  # of a fork, in which the words PROJECT and TEMPLATE stand for names

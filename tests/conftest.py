@@ -30,16 +30,16 @@ from filelock import FileLock
 from hydra import compose, initialize_config_dir
 
 from rltemplate.algos.ppo_config import PPOConfig
-from rltemplate.config.loading import to_config
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.config.schema import Config, EnvConfig, register_schemas
-from rltemplate.envs.envs import Envs
 from rltemplate.learning.config import OffPolicyConfig
-from rltemplate.run import paths
-from rltemplate.run.checkpoint import load_checkpoint
-from rltemplate.run.job import Job
-from rltemplate.run.manifest import list_checkpoints
-from rltemplate.run.trace import digest, entries
+from runlab.config.loading import to_config
+from runlab.config.project import ALGORITHMS
+from runlab.config.schema import Config, EnvConfig, register_schemas
+from runlab.envs.envs import Envs
+from runlab.run import paths
+from runlab.run.checkpoint import load_checkpoint
+from runlab.run.job import Job
+from runlab.run.manifest import list_checkpoints
+from runlab.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of most runs; `cuda` tries them on a GPU
@@ -369,7 +369,7 @@ def write_video(path: Path, shade: int = 0, frames: int = 3) -> None:
     """A small video, the same for the same shade."""
     import av
 
-    from rltemplate.run.video.episode import open_mp4
+    from runlab.run.video.episode import open_mp4
 
     pictures = [np.full((32, 48, 3), (shade + i) % 256, np.uint8) for i in range(frames)]
     container, stream = open_mp4(path, Fraction(30), pictures[0])

@@ -13,10 +13,10 @@ from conftest import ROOT, git, run
 
 # Mistakes that `make lint` has to find, all of them in one copy: ends of files, and new files.
 AGAINST_THE_ORDER = {
-    "interfaces.py": "import rltemplate.rng",
+    "interfaces.py": "import runlab.rng",
     "envs/vector.py": "import rltemplate.learning.optim",
     "run/files.py": "import rltemplate.learning.optim",
-    "run/paths.py": "import rltemplate.run.record",
+    "run/paths.py": "import runlab.run.record",
     "analysis/runs.py": "import torch",
 }
 BY_KERNELS = ("exp", "log", "sqrt", "tanh", "norm")
@@ -46,12 +46,12 @@ def test_imports_against_the_order_and_banned_names_are_refused(tmp_path: Path) 
     imports = run(tmp_path, sys.executable, "-P", "-c", script, status=1)
     contracts = re.findall(r'^name = "(.*)"', (tmp_path / "pyproject.toml").read_text(), re.MULTILINE)
     assert re.findall(r"^(.*) BROKEN", imports.stdout, re.MULTILINE) == contracts[-4:]
-    for pair in ("interfaces -> rltemplate.rng", "envs.vector -> rltemplate.learning.optim"):
+    for pair in ("interfaces -> runlab.rng", "envs.vector -> rltemplate.learning.optim"):
         assert f"rltemplate.{pair} (" in imports.stdout
     words = ["check", "--output-format", "concise", "rltemplate"]
     names = run(tmp_path, sys.executable, "-m", "ruff", *words)
     assert {line.partition(":")[0] for line in names.stdout.splitlines() if "TID251" in line} == {
-        f"rltemplate/{file}" for file in BANNED
+        f"runlab/{file}" for file in BANNED
     }
 
 

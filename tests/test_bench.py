@@ -13,7 +13,7 @@ import torch
 from bench import tables
 from bench.__main__ import Args, main, measure_part
 from bench.works import GPU, PARTS, WORKS, BenchJob, jobs
-from rltemplate.config.cli.preflight import preflight
+from runlab.config.cli.preflight import preflight
 
 
 def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **values: Any) -> BenchJob:

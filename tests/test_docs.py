@@ -13,8 +13,8 @@ import pytest
 from _pytest.mark import ParameterSet
 from conftest import ROOT, RecordedRun, git, program, record, run
 
-from rltemplate.config.cli.preflight import preflight
-from rltemplate.errors import ConfigError
+from runlab.config.cli.preflight import preflight
+from runlab.errors import ConfigError
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"(?:^(<!-- .* -->)\n)?^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)

@@ -129,7 +129,7 @@ def fresh(tmp_path: Path) -> Checkout:
 def ready(fresh: Checkout) -> Checkout:
     """A clone that is set up, with programs that print what they were given."""
     # Isolated and without site-packages: a program of the test, never an installer. Commands are files too.
-    command = '[ "$1 $2" != "-m rltemplate" ] || { name=$3; shift 3; set -- "scripts/$name.py" "$@"; }'
+    command = '[ "$1 $2" != "-m runlab" ] || { name=$3; shift 3; set -- "scripts/$name.py" "$@"; }'
     python = fresh.folder / ".venv" / "bin" / "python"
     executable(python, f'#!/bin/sh\n{command}\nexec "{sys.executable}" -S -I "$@"\n')
     for name in ("train", "evaluate"):
@@ -219,7 +219,7 @@ def test_help_and_dry_runs_set_nothing_up(fresh: Checkout) -> None:
     helped = re.findall(r"^([a-z-]+):.* ## ", MAKEFILE, re.MULTILINE)
     assert re.findall(r"^  ([a-z-]+) +\S", fresh.make()[0], re.MULTILINE) == helped != []
     shown, _ = fresh.make("-n", "train", "algo=sac", "name=it's")
-    assert shown.rstrip().endswith("-m rltemplate train 'algo=sac' 'name=it'\\''s'")
+    assert shown.rstrip().endswith("-m runlab train 'algo=sac' 'name=it'\\''s'")
     assert not (fresh.folder / ".venv").exists()
 
 
@@ -252,7 +252,7 @@ def test_the_first_make_sets_up_and_later_ones_install_what_has_changed(fresh: C
     fresh.add_interpreter("python3")
     out, err = fresh.make("train", "seed=1")
     assert "installing the locked dependencies" in err
-    assert out.strip() == "-m rltemplate train seed=1"
+    assert out.strip() == "-m runlab train seed=1"
     assert fresh.make("-j4", "train", "seed=2")[1] == ""
     fresh.change_lock("", 2)
     assert "installing" not in fresh.make("install")[1]  # touched, and still the same

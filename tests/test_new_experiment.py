@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT, copy_project, run
 
-from rltemplate.errors import ConfigError
+from runlab.errors import ConfigError
 
 
 def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path) -> None:

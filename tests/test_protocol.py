@@ -12,10 +12,10 @@ import pytest
 import torch
 from conftest import Configure, differences, job_in
 
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.interfaces import ForwardPass, IterationResult, Probe
-from rltemplate.launch.worker import run
-from rltemplate.run import paths
+from runlab.config.project import ALGORITHMS
+from runlab.interfaces import ForwardPass, IterationResult, Probe
+from runlab.launch.worker import run
+from runlab.run import paths
 
 
 class HillClimber:

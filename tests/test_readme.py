@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 from conftest import ROOT
 
-from rltemplate.analysis.stats import Interval
+from runlab.analysis.stats import Interval
 
 PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 README = "\n".join(text for path, text in PAGES.items() if path.parent.name != "stories")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rltemplate.rng import Streams, env_seeds
+from runlab.rng import Streams, env_seeds
 
 
 def draw(streams: Streams, name: str) -> list[float]:

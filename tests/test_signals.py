@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run
 
-from rltemplate.signals import SignalHandler, stop_signals, stop_signals_wait
+from runlab.signals import SignalHandler, stop_signals, stop_signals_wait
 
 
 @pytest.mark.parametrize("guarded", [True, False])  # the inverse
@@ -39,7 +39,7 @@ def test_a_child_of_an_environment_can_be_ended_by_a_signal(guarded: bool) -> No
 
 COMPILES = """
 import os, signal, subprocess, time
-from rltemplate.signals import SignalHandler, stop_signals, stop_signals_wait
+from runlab.signals import SignalHandler, stop_signals, stop_signals_wait
 
 said, handled = [], []
 handler = SignalHandler()

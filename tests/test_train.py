@@ -33,30 +33,30 @@ from conftest import (
 from gymnasium.envs.classic_control import CartPoleEnv
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
-from rltemplate.__main__ import main as command
 from rltemplate.algos.ppo import PPO
-from rltemplate.config.loading import complete
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
-from rltemplate.envs.codec import Codec
-from rltemplate.errors import ConfigError, RunError
-from rltemplate.interfaces import IterationResult
-from rltemplate.launch.worker import main, run
-from rltemplate.learning.engine import CompilerError
-from rltemplate.learning.trial import WrongProgramError, try_programs
-from rltemplate.run import paths
-from rltemplate.run.checkpoint import Checkpoints, load_checkpoint
-from rltemplate.run.evaluation import evaluate
-from rltemplate.run.files import to_stderr
-from rltemplate.run.git import snapshot
-from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.job import JOB_VARIABLE
-from rltemplate.run.manifest import list_checkpoints
-from rltemplate.run.read import raw_config
-from rltemplate.run.record import RunRecord
-from rltemplate.run.trace import digest, entries
-from rltemplate.signals import Stop
 from rltemplate.train import build
+from runlab.__main__ import main as command
+from runlab.config.loading import complete
+from runlab.config.project import ALGORITHMS
+from runlab.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
+from runlab.engine import CompilerError
+from runlab.envs.codec import Codec
+from runlab.errors import ConfigError, RunError
+from runlab.interfaces import IterationResult
+from runlab.launch.worker import main, run
+from runlab.run import paths
+from runlab.run.checkpoint import Checkpoints, load_checkpoint
+from runlab.run.evaluation import evaluate
+from runlab.run.files import to_stderr
+from runlab.run.git import snapshot
+from runlab.run.git.snapshot import GitRecord
+from runlab.run.job import JOB_VARIABLE
+from runlab.run.manifest import list_checkpoints
+from runlab.run.read import raw_config
+from runlab.run.record import RunRecord
+from runlab.run.trace import digest, entries
+from runlab.signals import Stop
+from runlab.trial import WrongProgramError, try_programs
 
 SHORT = {algo: small(algo, "env.max_episode_steps=40", "total_env_steps=256") for algo in ALGORITHMS}
 OBSERVED = ["logger=wandb", "log_every=32", "eval_every=64", "eval_episodes=2"]
@@ -323,7 +323,7 @@ def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it
         episodes = evaluate(make, codec, lambda obs: np.zeros((len(obs), 1), np.float32), [1, 2])
         return [episode.length for episode in episodes]
 
-    monkeypatch.setattr("rltemplate.run.evaluation._LONGEST_EPISODE", 5)
+    monkeypatch.setattr("runlab.run.evaluation._LONGEST_EPISODE", 5)
     assert [lengths(limit) for limit in (-1, 3, 8)] == [[5, 5], [3, 3], [8, 8]]
     with pytest.raises(RunError, match=r"Pendulum-v1, step 3 of its episode: the reward is nan"):
         lengths(-1, broken_at=3)
@@ -339,7 +339,7 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*arguments)
 
-    monkeypatch.setattr("rltemplate.run.observers.evaluate", interrupted)
+    monkeypatch.setattr("runlab.run.observers.evaluate", interrupted)
     assert run(job_in(run_dir, configure, "eval_every=64", "checkpoint_every=100000")) == 128 + signal.SIGTERM
     ended = record(run_dir)
     assert (ended["status"], ended["outcome_not_recorded"]) == ("interrupted", "no snapshot in this test")
@@ -374,7 +374,7 @@ def test_a_full_disk_costs_a_note_and_at_either_end_of_a_run_an_error(
     assert not (tmp_path / "new").exists()
     # Before the run has a ref of its own, that of its sweep is not taken for it.
     withdrawn, of_sweep = list[str | None](), GitRecord(ref="refs/runs/sweep", commit="1" * 40)
-    monkeypatch.setattr("rltemplate.run.training_run.to_yaml", full)
+    monkeypatch.setattr("runlab.run.training_run.to_yaml", full)
     monkeypatch.setattr(snapshot, "withdraw_run", lambda _, git: withdrawn.append(git.ref))
     with pytest.raises(RunError, match="nothing was begun"):
         run(replace(job_in(tmp_path / "new" / "run", configure), snapshot=json.dumps(asdict(of_sweep))))
@@ -388,7 +388,7 @@ def test_a_run_that_cannot_begin_leaves_no_ref(
         assert git(fork, "for-each-ref", "refs/runs/run") != ""  # it has its code already
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("rltemplate.run.training_run.PROJECT", fork)
+    monkeypatch.setattr("runlab.run.training_run.PROJECT", fork)
     monkeypatch.setattr(RunRecord, "write", full)
     with pytest.raises(RunError, match="nothing was begun"):
         run(replace(job_in(tmp_path / "run", configure), snapshot=None))
@@ -404,7 +404,7 @@ def test_a_run_whose_folder_is_moved_ends_and_begins_no_other(
         runs.rename(elsewhere)
         return evaluate(*arguments)
 
-    monkeypatch.setattr("rltemplate.run.observers.evaluate", meanwhile)
+    monkeypatch.setattr("runlab.run.observers.evaluate", meanwhile)
     with pytest.raises(RunError, match="was moved or deleted under the run"):
         run(job_in(runs / "a", configure, "eval_every=64", "checkpoint_every=32"))
     assert not runs.exists()
@@ -427,7 +427,7 @@ def test_auto_goes_on_without_the_compiler_and_true_ends_with_the_cause(
     """The cache cannot be made. The run is the one with compile=false, and recorded as such."""
     monkeypatch.setenv(CACHE_DIR, str(tmp_path / "file" / "cache"))
     (tmp_path / "file").touch()
-    monkeypatch.setattr("rltemplate.determinism.programs.cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("runlab.determinism.programs.cpp_compiler", lambda: "g++")
     plain, auto, refused = (tmp_path / name for name in ("plain", "auto", "refused"))
     assert run(job_in(plain, configure, "total_env_steps=64", "eval_every=0")) == 0
     job = job_in(auto, configure, "total_env_steps=64", "eval_every=0", "compile=true")
@@ -448,7 +448,7 @@ def test_damaged_programs_are_made_again_and_wrong_ones_stop_the_run(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(CACHE_DIR, str(tmp_path / "cache"))
-    monkeypatch.setattr("rltemplate.determinism.programs.cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("runlab.determinism.programs.cpp_compiler", lambda: "g++")
     program = cache_folder(os.environ) / "ab" / "damaged.so"
     trials = list[bool]()  # whether there were programs
 
@@ -458,8 +458,8 @@ def test_damaged_programs_are_made_again_and_wrong_ones_stop_the_run(
         if trials[-1] or not mended:
             raise CompilerError("update: no symbol")
 
-    monkeypatch.setattr("rltemplate.learning.trial.compare_programs", trial)
-    monkeypatch.setattr("rltemplate.determinism.programs.vector_instructions", lambda: "avx2")
+    monkeypatch.setattr("runlab.trial.compare_programs", trial)
+    monkeypatch.setattr("runlab.determinism.programs.vector_instructions", lambda: "avx2")
     config = configure(*SHORT["ppo"], "determinism=fast", "compile=true")
     for mended in (True, False):
         program.parent.mkdir(parents=True)
@@ -472,7 +472,7 @@ def test_damaged_programs_are_made_again_and_wrong_ones_stop_the_run(
     def wrong(*_: object) -> None:
         raise WrongProgramError("PPO.update: its compiled program is wrong")
 
-    monkeypatch.setattr("rltemplate.learning.trial.compare_programs", wrong)
+    monkeypatch.setattr("runlab.trial.compare_programs", wrong)
     job = job_in(tmp_path / "run", configure, "compile=true")
     with pytest.raises(ConfigError, match=r"PPO\.update: its compiled program is wrong"):
         run(replace(job, auto_compile=True))

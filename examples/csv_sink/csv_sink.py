@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from rltemplate.run.sinks.sink import RecordingSink, Row, RunFacts
+from runlab.run.sinks.sink import RecordingSink, Row, RunFacts
 
 
 class CsvSink(RecordingSink):

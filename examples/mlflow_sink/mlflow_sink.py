@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from rltemplate.run.sinks.sink import RecordingSink, Row, RunFacts
+from runlab.run.sinks.sink import RecordingSink, Row, RunFacts
 
 _ENDS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 

@@ -30,17 +30,17 @@ import torch
 from torch import Tensor, nn
 
 from rltemplate.algos.ppo_config import PPOConfig
-from rltemplate.determinism import kernels
-from rltemplate.envs.envs import Envs
-from rltemplate.interfaces import Episode, IterationResult
 from rltemplate.learning.algorithm import columns_mean, named
 from rltemplate.learning.distributions import Categorical, DiagGaussian
-from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize
 from rltemplate.learning.on_policy import OnPolicyAlgorithm, Rollout, RolloutStep, compute_gae, shuffled
 from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
-from rltemplate.rng import Streams
+from runlab.determinism import kernels
+from runlab.engine import Engine
+from runlab.envs.envs import Envs
+from runlab.interfaces import Episode, IterationResult
+from runlab.rng import Streams
 
 
 class ActorCritic(nn.Module):

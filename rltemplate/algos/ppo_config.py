@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rltemplate.config.algorithms import Entry, Schedule, count, number, positive, setting
 from rltemplate.learning.config import GradientConfig
+from runlab.config.algorithms import Entry, Schedule, count, number, positive, setting
 
 
 @dataclass(slots=True, kw_only=True)

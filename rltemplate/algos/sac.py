@@ -26,15 +26,15 @@ import torch
 from torch import Tensor
 
 from rltemplate.algos.sac_config import SACConfig
-from rltemplate.determinism import kernels
-from rltemplate.envs.envs import Envs
 from rltemplate.learning.distributions import SquashedGaussian
-from rltemplate.learning.engine import Engine
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.off_policy import Noise, OffPolicyAlgorithm, TwinCritic, UpdateReport
 from rltemplate.learning.optim import AdamState, FlatModule, adam, gradient, polyak
 from rltemplate.learning.replay_buffer import Batch
-from rltemplate.rng import Streams
+from runlab.determinism import kernels
+from runlab.engine import Engine
+from runlab.envs.envs import Envs
+from runlab.rng import Streams
 
 
 class Learned(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rltemplate.config.algorithms import Entry, choice, number, positive, setting
 from rltemplate.learning.config import OffPolicyConfig
+from runlab.config.algorithms import Entry, choice, number, positive, setting
 
 
 @dataclass(slots=True, kw_only=True)

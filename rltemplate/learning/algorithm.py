@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltemplate.config.algorithms import Schedule
-from rltemplate.errors import RunError
-from rltemplate.interfaces import Probe, Replay
 from rltemplate.learning.distributions import Distribution
-from rltemplate.learning.engine import Engine
 from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize
-from rltemplate.rng import Streams
+from runlab.config.algorithms import Schedule
+from runlab.engine import Engine
+from runlab.errors import RunError
+from runlab.interfaces import Probe, Replay
+from runlab.rng import Streams
 
 if TYPE_CHECKING:
-    from rltemplate.envs.envs import Envs
+    from runlab.envs.envs import Envs
 
 
 class ActingConfig(Protocol):

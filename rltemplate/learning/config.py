@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
-from rltemplate.config.algorithms import (
+from runlab.config.algorithms import (
     MOST_STEPS,
     AlgoConfig,
     Schedule,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rltemplate.determinism import kernels
+from runlab.determinism import kernels
 
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rltemplate.determinism import kernels
+from runlab.determinism import kernels
 
 
 class Rows(nn.Sequential):

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltemplate.interfaces import Episode, ForwardPass
 from rltemplate.learning.algorithm import ActingConfig, AlgorithmState, StatefulAlgorithm
 from rltemplate.learning.normalize import RunningMeanStd, Scaling, rescale
 from rltemplate.learning.optim import AdamState, FlatModule, rehearsed
+from runlab.interfaces import Episode, ForwardPass
 
 Samples = TypeVar("Samples", bound=tuple[Tensor, ...])  # a NamedTuple
 

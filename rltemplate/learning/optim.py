@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.utils import _pytree as pytree
 
-from rltemplate.determinism import kernels
-from rltemplate.errors import ConfigError
+from runlab.determinism import kernels
+from runlab.errors import ConfigError
 
 State = TypeVar("State")
 Output = TypeVar("Output")  # of a network

@@ -16,20 +16,20 @@ from conftest import ROOT, SHRUNK, TRIED_IN, Configure, Programs, env_config, sm
 from gymnasium import spaces
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rltemplate.config.fit import check_actions
-from rltemplate.config.loading import to_dict, to_yaml
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.envs.codec import Codec
-from rltemplate.envs.make import codec_of
-from rltemplate.errors import ConfigError
-from rltemplate.interfaces import Algorithm, attach_probe
 from rltemplate.learning.algorithm import StatefulAlgorithm, columns_mean
-from rltemplate.learning.engine import Engine
-from rltemplate.rerun.policy import load_policy
-from rltemplate.run.checkpoint import Checkpoints
-from rltemplate.run.paths import CONFIG, TRACE
-from rltemplate.run.trace import TraceWriter, entries
 from rltemplate.train import build
+from runlab.config.fit import check_actions
+from runlab.config.loading import to_dict, to_yaml
+from runlab.config.project import ALGORITHMS
+from runlab.engine import Engine
+from runlab.envs.codec import Codec
+from runlab.envs.make import codec_of
+from runlab.errors import ConfigError
+from runlab.interfaces import Algorithm, attach_probe
+from runlab.rerun.policy import load_policy
+from runlab.run.checkpoint import Checkpoints
+from runlab.run.paths import CONFIG, TRACE
+from runlab.run.trace import TraceWriter, entries
 
 ENVS = [f"env={path.stem}" for path in sorted((ROOT / "conf" / "env").glob("[A-Z]*.yaml"))]
 ENVS.append("env.id=FrozenLake-v1")  # with observations of a Discrete space

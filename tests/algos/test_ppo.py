@@ -9,8 +9,8 @@ import torch
 from conftest import Configure, small
 
 from rltemplate.algos.ppo import Metrics, PPOReport
-from rltemplate.interfaces import Probe
 from rltemplate.train import build
+from runlab.interfaces import Probe
 
 
 def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure: Configure) -> None:

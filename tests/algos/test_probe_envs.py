@@ -14,11 +14,11 @@ from probe_envs import PROBES, ProbeEnv
 from torch import Tensor
 
 from rltemplate.algos.ppo_config import PPOConfig
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.config.schema import Config
-from rltemplate.interfaces import Algorithm, ForwardPass, forward_passes_of
 from rltemplate.learning.config import OffPolicyConfig
 from rltemplate.train import build
+from runlab.config.project import ALGORITHMS
+from runlab.config.schema import Config
+from runlab.interfaces import Algorithm, ForwardPass, forward_passes_of
 
 GAMMA = 0.5  # so that a discount that is missing or applied twice is far from the right value
 # Largest error of a value, and largest loss of return by an action. Over five seeds of each test the largest

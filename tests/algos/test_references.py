@@ -18,10 +18,10 @@ from references.surroundings import Copies
 
 from rltemplate.algos.ppo import PPO
 from rltemplate.algos.sac import SAC
-from rltemplate.config.schema import Config
-from rltemplate.rng import Streams, env_seeds
-from rltemplate.run.trace import digest, entries
 from rltemplate.train import build
+from runlab.config.schema import Config
+from runlab.rng import Streams, env_seeds
+from runlab.run.trace import digest, entries
 
 # Values at which everything has an effect: what is clipped is sometimes beyond its bound, and so on.
 BASE = {

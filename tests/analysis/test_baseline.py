@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from conftest import RecordedRun, run_train, small, write_run
 
-from rltemplate.analysis import baseline
-from rltemplate.errors import ConfigError
-from rltemplate.launch.checks import planned
-from rltemplate.run import paths
-from rltemplate.run.git import changes
-from rltemplate.run.read import raw_config
-from rltemplate.run.record import RunRecord
-from rltemplate.run.used_code import UsedCode, digests_now
+from runlab.analysis import baseline
+from runlab.errors import ConfigError
+from runlab.launch.checks import planned
+from runlab.run import paths
+from runlab.run.git import changes
+from runlab.run.read import raw_config
+from runlab.run.record import RunRecord
+from runlab.run.used_code import UsedCode, digests_now
 
 Check = Callable[..., list[str]]
 
@@ -132,7 +132,7 @@ def test_only_code_that_the_baseline_used_is_a_change(
     used = UsedCode(files=["rltemplate/learning/optim.py"], outside={"helper_of_a_baseline": "?"})
     used = digests_now(tmp_path, used)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"used": dataclasses.asdict(used)}))
-    unused = ["notes.txt", "my_env.py", "rltemplate/run/logger.py"]
+    unused = ["notes.txt", "my_env.py", "runlab/run/logger.py"]
     assert check({}, files=unused)[-1] == f"{AGAINST}same experiment"
     used_too = [*unused, "rltemplate/learning/optim.py"]
     assert check({}, files=used_too) == [f"{AGAINST}code (rltemplate/learning/optim.py)"]

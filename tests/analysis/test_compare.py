@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from conftest import write_run
 
-from rltemplate.__main__ import main
-from rltemplate.analysis.compare import Comparison, compare_runs, headline, report
-from rltemplate.run import paths
+from runlab.__main__ import main
+from runlab.analysis.compare import Comparison, compare_runs, headline, report
+from runlab.run import paths
 
 START, STEP = ["start/streams/action", "start/adam/2"], ["obs", "policy", "noise", "action", "reward"]
 TARGETS, UPDATE, END = ["value", "advantage"], ["loss", "gradient", "params"], ["obs_norm", "end/adam/2"]

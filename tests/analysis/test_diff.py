@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from conftest import git, write_run
 
-from rltemplate.__main__ import main
-from rltemplate.analysis.differences import compare_records, listed, verdict
-from rltemplate.analysis.runs import Run
-from rltemplate.config import affects_results
-from rltemplate.config.affects_results import (
+from runlab.__main__ import main
+from runlab.analysis.differences import compare_records, listed, verdict
+from runlab.analysis.runs import Run
+from runlab.config import affects_results
+from runlab.config.affects_results import (
     BOOKKEEPING_KEYS,
     EXECUTION_KEYS,
     OBSERVER_KEYS,
     code_rule,
     package_affects_results,
 )
-from rltemplate.run.record import RunRecord
+from runlab.run.record import RunRecord
 
 PPO = {"name": "ppo", "gamma": 0.99, "clip_coef": 0.2, "hidden_sizes": [64, 64]}
 SAC = {"name": "sac", "gamma": 0.98, "tau": 0.005, "hidden_sizes": [256, 256]}
@@ -108,7 +108,7 @@ def test_the_order_of_wrappers_is_a_factor() -> None:
     a, b = ({"env.wrappers": dict.fromkeys(order)} for order in ("AB", "BA"))
     assert names(run("a", "", a), run("b", "", b)) == ["env.wrappers"]
     assert names(run("a", "", a), run("b", "", a)) == []
-    assert names(run("a"), run("b", "", a), ["rltemplate/envs/make.py"]) == ["env.wrappers", "code"]
+    assert names(run("a"), run("b", "", a), ["runlab/envs/make.py"]) == ["env.wrappers", "code"]
 
 
 @pytest.mark.parametrize(
@@ -198,13 +198,13 @@ def test_what_else_is_to_be_known_is_noted() -> None:
     ]
 
 
-IDLE = "rltemplate/analysis/diff.py rltemplate/rerun/zoom.py docs/a conf/env/A.yaml a.tex b.mp4 Makefile "
-IDLE += "rltemplate/run/sinks/console.py rltemplate/launch/sweep.py rltemplate/__main__.py "
-IDLE += "rltemplate/config/cli/x.py"
+IDLE = "runlab/analysis/diff.py runlab/rerun/zoom.py docs/a conf/env/A.yaml a.tex b.mp4 Makefile "
+IDLE += "runlab/run/sinks/console.py runlab/launch/sweep.py runlab/__main__.py "
+IDLE += "runlab/config/cli/x.py"
 USED = [
     *IDLE.split()[-4:],
-    "rltemplate/engine.py",
-    "rltemplate/envs/make.py",
+    "runlab/engine.py",
+    "runlab/envs/make.py",
     "my_env.py",
     "pack/__init__.py",
 ]
@@ -214,7 +214,7 @@ USED += ["pack/env.py", "levels.txt", "lib/physics/world.py", "fast.so"]
 def test_the_name_of_a_file_decides_where_it_is_unknown_what_a_run_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    computing = "rltemplate/algos/ppo.py rltemplate/analysis.py my_env.py maps/env.png pyproject.toml"
+    computing = "rltemplate/algos/ppo.py runlab/analysis.py my_env.py maps/env.png pyproject.toml"
     for rule in (code_rule(), code_rule(None), code_rule(["my_env.py"], None)):
         assert all(map(rule, computing.split()))
         assert not any(map(rule, IDLE.split()))
@@ -252,7 +252,7 @@ def test_code_that_no_run_used_is_no_difference_and_code_outside_of_the_reposito
         return {"used": {"files": [*files], "outside": outside}}
 
     a, b = run("a", **used("x.py", pack="1" * 32)), run("b", **used("y.py", pack="1" * 32))
-    assert names(a, b, ["notes.txt", "z.py", "rltemplate/run/logger.py"]) == []
+    assert names(a, b, ["notes.txt", "z.py", "runlab/run/logger.py"]) == []
     assert names(a, b, ["notes.txt", "x.py"]) == names(a, b, ["y.py"]) == ["code"]
     assert names(a, run("b"), ["z.py"]) == ["code"]  # recorded by an earlier version
     assert names(a, run("b"), []) == []
@@ -278,7 +278,7 @@ def test_the_command_shows_the_changes(
     project, code = tmp_path / "project", "rltemplate/learning/optim.py"
     (project / code).parent.mkdir(parents=True)
     git(project, "init", "-q")
-    monkeypatch.setattr("rltemplate.analysis.commands.diff.PROJECT", project)
+    monkeypatch.setattr("runlab.analysis.commands.diff.PROJECT", project)
     words = ["diff"]
     for name, seed, gamma, thought in (("a", 1, 0.98, ""), ("b", 2, 0.9, "# another thought\n")):
         (project / code).write_text(f"import torch\n{thought}")

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from conftest import RecordedRun, write_run
 
-from rltemplate.__main__ import main
-from rltemplate.launch import resume
-from rltemplate.run import paths
+from runlab.__main__ import main
+from runlab.launch import resume
+from runlab.run import paths
 
 DEEP: Any = "x"
 for _ in range(300):

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 import pytest
 from conftest import run_train, write_run
 
-from rltemplate.__main__ import main
-from rltemplate.run import paths
+from runlab.__main__ import main
+from runlab.run import paths
 
 SHORT = ["env=CartPole", "total_env_steps=1024", "video_every=0", "eval_every=1024"]
 

@@ -21,12 +21,12 @@ import pytest
 from conftest import ROOT, Started, until, write_run, write_video
 from PIL import Image
 
-from rltemplate.__main__ import main
-from rltemplate.analysis import aggregate, figures, stats
-from rltemplate.analysis.commands.report import ReportPage, make_report, write_curves
-from rltemplate.analysis.figures import Panel
-from rltemplate.analysis.page_server import PageServer
-from rltemplate.run import paths
+from runlab.__main__ import main
+from runlab.analysis import aggregate, figures, stats
+from runlab.analysis.commands.report import ReportPage, make_report, write_curves
+from runlab.analysis.figures import Panel
+from runlab.analysis.page_server import PageServer
+from runlab.run import paths
 
 EVIL = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from conftest import write_run
 
-from rltemplate.__main__ import main
-from rltemplate.analysis.runs import SHOWN, load_run
-from rltemplate.run import paths
+from runlab.__main__ import main
+from runlab.analysis.runs import SHOWN, load_run
+from runlab.run import paths
 
 
 def write(root: Path, number: int, score: float | None = 1.0, note: str | None = None, **more: Any) -> Path:

@@ -12,12 +12,12 @@ import pytest
 from conftest import git, write_run
 from scipy import stats as scipy_stats
 
-from rltemplate.__main__ import main
-from rltemplate.analysis import experiments, stats
-from rltemplate.analysis.commands.stats import compare
-from rltemplate.analysis.experiments import Experiment, find_experiments
-from rltemplate.analysis.runs import load_runs
-from rltemplate.run import paths
+from runlab.__main__ import main
+from runlab.analysis import experiments, stats
+from runlab.analysis.commands.stats import compare
+from runlab.analysis.experiments import Experiment, find_experiments
+from runlab.analysis.runs import load_runs
+from runlab.run import paths
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -182,7 +182,7 @@ def test_other_code_is_another_experiment_unless_it_computes_the_same(
     (project / "rltemplate").mkdir(parents=True)
     git(project, "init", "-q")
     trees = []
-    for seed, file in enumerate(("rltemplate/a.py", "README.md", "rltemplate/b.py"), start=1):
+    for seed, file in enumerate(("runlab/a.py", "README.md", "runlab/b.py"), start=1):
         (project / file).write_text("text\n")
         git(project, "add", "-A")
         trees.append(git(project, "write-tree").strip())
@@ -192,7 +192,7 @@ def test_other_code_is_another_experiment_unless_it_computes_the_same(
     parts = [(each.by, [run.id for run in each.runs]) for each in found_in(runs)]
     assert parts == [("code 1111111111", ["run-1", "run-2"]), ("code 3333333333", ["run-3"])]
     for seed, digest in ((4, "x"), (5, "y")):  # the same tree, and beside it other files that it lacks
-        skipped = [{"path": "rltemplate/c.py", "bytes": 1, "digest": digest}]
+        skipped = [{"path": "runlab/c.py", "bytes": 1, "digest": digest}]
         write_run(runs, seed, git={"tree": trees[-1], "base_commit": "3" * 40, "skipped": skipped})
     names = [each.name for each in found_in(runs)]
     assert len({*names}) == len(names) == 4

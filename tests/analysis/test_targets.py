@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from rltemplate.analysis import targets
+from runlab.analysis import published as targets
 
 ENV_FILES = {path.stem: path for path in (ROOT / "conf" / "env").glob("[!_]*.yaml")}
 # Not the files of a fork for environments of its own.

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rltemplate.config import auto
-from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.loading import from_dict, to_dict
-from rltemplate.determinism import machine
+from runlab import machine
+from runlab.config import auto
+from runlab.config.cli.preflight import preflight
+from runlab.config.loading import from_dict, to_dict
 
 SAC, PPO = ["algo=sac", "env=Hopper"], ["algo=ppo", "env=Hopper"]
 

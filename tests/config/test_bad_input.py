@@ -16,8 +16,8 @@ from unittest.mock import Mock
 import pytest
 from conftest import ROOT, RecordedRun, program, run, until
 
-from rltemplate.__main__ import COMMANDS, main
-from rltemplate.run import paths
+from runlab.__main__ import COMMANDS, main
+from runlab.run import paths
 
 MANY, DEEP = ",".join(f"x{i}" for i in range(20_000)), "[" * 400 + "]" * 400
 DIGITS, SECRET = "9" * 5000, "ghp_" + "a1B2" * 9
@@ -248,7 +248,7 @@ def test_a_damaged_run_is_refused(
 LARGE = "torch", "gymnasium", "mujoco", "wandb", "tensorboard", "scipy", "plotly", "matplotlib", "optuna"
 LOADED = f"""
 import sys
-from rltemplate.__main__ import main
+from runlab.__main__ import main
 print(main(sys.argv[1:]), [name for name in {LARGE} if name in sys.modules])
 """
 REFUSALS = dict.fromkeys(COMMANDS, "x") | {"prove": "times=0", "train": "algo.lr=1"}
@@ -261,7 +261,7 @@ def test_a_refusal_waits_for_no_large_library(name: str, tmp_path: Path) -> None
     assert (done.stdout, faults(done.stderr)) == ("2 []\n", [])
 
 
-@pytest.mark.parametrize("module", ["rltemplate", "rltemplate.launch.worker", None])
+@pytest.mark.parametrize("module", ["rltemplate", "runlab.launch.worker", None])
 def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path, module: str | None) -> None:
     slow = tmp_path / "yaml.py"
     slow.write_text("import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(30)\n")
@@ -284,7 +284,7 @@ def test_a_full_disk_is_told_in_a_line_and_any_other_error_of_the_system_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reads = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x"))
-    monkeypatch.setattr("rltemplate.analysis.commands.runs.load_runs", reads)
+    monkeypatch.setattr("runlab.analysis.commands.runs.load_runs", reads)
     assert main(["runs"]) == 1
     assert capsys.readouterr().err == "error: runs/x cannot be written: No space left on device\n"
     reads.side_effect = OSError(errno.EIO, os.strerror(errno.EIO))

@@ -12,12 +12,12 @@ import gymnasium
 import pytest
 from conftest import ROOT, run_train
 
-from rltemplate.config.cli import preflight as preflight_module
-from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.loading import to_dict, to_yaml
-from rltemplate.config.yaml_files import DEEPEST, MAX_DIGITS
-from rltemplate.errors import ConfigError
-from rltemplate.run.validation import parse_json, parse_yaml
+from runlab.config.cli import preflight as preflight_module
+from runlab.config.cli.preflight import preflight
+from runlab.config.loading import to_dict, to_yaml
+from runlab.config.yaml_files import DEEPEST, MAX_DIGITS
+from runlab.errors import ConfigError
+from runlab.run.validation import parse_json, parse_yaml
 
 
 def test_lists_of_values_make_a_sweep() -> None:

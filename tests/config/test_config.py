@@ -12,18 +12,12 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.loading import (
-    CONF,
-    complete,
-    from_dict,
-    to_dict,
-    to_yaml,
-)
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.config.schema import Config, Level, key_types
-from rltemplate.errors import ConfigError
-from rltemplate.run.read import raw_config
+from runlab.config.cli.preflight import preflight
+from runlab.config.loading import CONF, complete, from_dict, to_dict, to_yaml
+from runlab.config.project import ALGORITHMS
+from runlab.config.schema import Config, Level, key_types
+from runlab.errors import ConfigError
+from runlab.run.read import raw_config
 
 FILES = sorted(CONF.rglob("*.yaml"))
 ENVS = [path.stem for path in FILES if path.parent.name == "env" and not path.name.startswith("_")]

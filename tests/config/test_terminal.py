@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from conftest import ROOT, environment, git, write_run
 
-from rltemplate.__main__ import main
-from rltemplate.analysis.commands import diff
-from rltemplate.config.terminal import escaped
-from rltemplate.run import paths
-from rltemplate.run.files import to_stderr
+from runlab.__main__ import main
+from runlab.analysis.commands import diff
+from runlab.config.terminal import escaped
+from runlab.run import paths
+from runlab.run.files import to_stderr
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1m\u202egnp.exe\u2066\x08"
 OBEYED = [each for each in EVIL if not each.isprintable()]

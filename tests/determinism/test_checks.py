@@ -15,19 +15,19 @@ from conftest import TRIED_IN, Configure, run_train, small
 from gymnasium.envs.toy_text import frozen_lake
 from torch import Tensor, nn
 
-from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.loading import from_dict, to_dict
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.determinism import kernels, switches
-from rltemplate.determinism.checks import check_repeats, check_rows, differing_rows, passes_of
-from rltemplate.determinism.levels import prepared
-from rltemplate.determinism.libraries import openblas_kernels
-from rltemplate.determinism.machine import cpu_identity
-from rltemplate.errors import ConfigError
-from rltemplate.interfaces import ForwardPass
 from rltemplate.learning.networks import mlp
-from rltemplate.run.training_run import check_level
 from rltemplate.train import build
+from runlab.config.cli.preflight import preflight
+from runlab.config.loading import from_dict, to_dict
+from runlab.config.project import ALGORITHMS
+from runlab.determinism import kernels, switches
+from runlab.determinism.checks import check_repeats, check_rows, differing_rows, passes_of
+from runlab.determinism.levels import prepared
+from runlab.determinism.libraries import openblas_kernels
+from runlab.errors import ConfigError
+from runlab.interfaces import ForwardPass
+from runlab.machine import cpu_identity
+from runlab.run.training_run import check_level
 
 Network = Callable[[Tensor], Tensor]
 
@@ -119,7 +119,7 @@ def test_only_what_was_tried_is_recommended(configure: Configure, monkeypatch: p
     assert "blas" in chosen
     assert kernels.chosen.products == "padded"
     # Without the kernels, or another one among the networks that does not hold.
-    monkeypatch.setattr("rltemplate.determinism.checks.blas_kernels", lambda _: None)
+    monkeypatch.setattr("runlab.determinism.checks.blas_kernels", lambda _: None)
     kernels.use("plain")
     with pytest.raises(ConfigError, match=r"; use determinism=repeat$"):
         check_rows(config, pass_of((11, 64, 64, 3)) | {"value": ForwardPass(crossed, 3, (4,))})

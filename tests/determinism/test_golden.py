@@ -16,16 +16,16 @@ import torch
 from conftest import Configure
 from test_switches import answer
 
-from rltemplate.determinism import golden, kernels, switches
-from rltemplate.determinism.machine import cpu_identity
-from rltemplate.errors import ConfigError
+from runlab.determinism import golden, kernels, switches
+from runlab.errors import ConfigError
+from runlab.machine import cpu_identity
 
 # The digests in the way of the profile and in the plain way, and what the profile's check finds.
 SCRIPT = """
 import json, sys
-from rltemplate.config.loading import from_dict
-from rltemplate.determinism import golden, kernels, switches
-from rltemplate.errors import ConfigError
+from runlab.config.loading import from_dict
+from runlab.determinism import golden, kernels, switches
+from runlab.errors import ConfigError
 
 config = from_dict(json.loads(sys.stdin.read()))
 level = config.determinism

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from rltemplate.determinism import machine, programs
-from rltemplate.determinism.programs import (
+from runlab import machine
+from runlab.determinism import onednn as products
+from runlab.determinism import programs
+from runlab.determinism.programs import (
     CACHE_DIR,
     NoCompilerError,
     cache_folder,
     remove_damaged,
     use_cache,
 )
-from rltemplate.learning import products
 
 
 @pytest.fixture(autouse=True)

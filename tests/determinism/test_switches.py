@@ -14,21 +14,21 @@ import pytest
 import torch
 from conftest import ROOT, Configure, env_config
 
-from rltemplate.config.loading import to_dict
-from rltemplate.config.schema import Config
-from rltemplate.determinism import denormals, switches
-from rltemplate.determinism.levels import prepared
-from rltemplate.determinism.switches import resolve_device
-from rltemplate.envs.envs import Envs
-from rltemplate.errors import ConfigError
+from runlab.config.loading import to_dict
+from runlab.config.schema import Config
+from runlab.determinism import denormals, switches
+from runlab.determinism.levels import prepared
+from runlab.determinism.switches import resolve_device
+from runlab.envs.envs import Envs
+from runlab.errors import ConfigError
 
 Report = Callable[..., dict[str, Any]]
 SCRIPT = """
 import json, sys
 import torch
-from rltemplate.config.loading import from_dict
-from rltemplate.determinism import checks, switches
-from rltemplate.errors import ConfigError
+from runlab.config.loading import from_dict
+from runlab.determinism import checks, switches
+from runlab.errors import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
 level, seen = config.determinism, {}
 try:
@@ -143,8 +143,8 @@ environment[7] |= 0x8040  # as a library does that was linked with -ffast-math
 libm.fesetenv(environment)
 import numpy as np  # starts the threads of OpenBLAS
 import torch
-from rltemplate.config.loading import from_dict
-from rltemplate.determinism import denormals, switches
+from runlab.config.loading import from_dict
+from runlab.determinism import denormals, switches
 
 small, row = torch.full((3 * 32_768,), 2e-38), np.full((512, 4), 2.0**-70, np.float32)
 

@@ -10,14 +10,14 @@ import pytest
 from conftest import env_config, play
 from gymnasium import spaces
 
-from rltemplate.config.schema import EnvConfig
-from rltemplate.envs.codec import Codec, refuse_images
-from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import check_env, make_env, repeats, seeded_episodes
-from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.errors import ConfigError
-from rltemplate.interfaces import Episode
-from rltemplate.run.trace import named_leaves
+from runlab.config.schema import EnvConfig
+from runlab.envs.codec import Codec, refuse_images
+from runlab.envs.envs import Envs
+from runlab.envs.make import check_env, make_env, repeats, seeded_episodes
+from runlab.envs.recorder import ActionRecorder
+from runlab.errors import ConfigError
+from runlab.interfaces import Episode
+from runlab.run.trace import named_leaves
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 

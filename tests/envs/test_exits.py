@@ -16,10 +16,10 @@ import pytest
 from conftest import env_config
 from gymnasium import spaces
 
-from rltemplate.envs.exits import exits_are_errors
-from rltemplate.envs.make import check_env, make_env
-from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.errors import ConfigError, RunError
+from runlab.envs.exits import exits_are_errors
+from runlab.envs.make import check_env, make_env
+from runlab.envs.recorder import ActionRecorder
+from runlab.errors import ConfigError, RunError
 
 
 def raises() -> None:

@@ -15,12 +15,12 @@ import torch
 from conftest import Configure, env_config, play
 from gymnasium import spaces
 
-from rltemplate.envs.envs import Envs
-from rltemplate.envs.make import resume_note
-from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.errors import ConfigError
-from rltemplate.launch.checks import check_environments
-from rltemplate.rng import env_seeds
+from runlab.envs.envs import Envs
+from runlab.envs.make import resume_note
+from runlab.envs.recorder import ActionRecorder
+from runlab.errors import ConfigError
+from runlab.launch.checks import check_environments
+from runlab.rng import env_seeds
 
 FURTHER = 200  # steps after the snapshot
 
@@ -188,7 +188,7 @@ def test_hidden_state_is_told_at_the_start(
 
 
 def test_a_slow_environment_is_tried_for_one_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rltemplate.envs.make._PATIENCE_S", -1.0)
+    monkeypatch.setattr("runlab.envs.make._PATIENCE_S", -1.0)
     # One shows draws of its own, and not yet what is kept over episodes.
     assert resume_note(env_config("OwnGenerator-v0")) is not None
     assert resume_note(env_config("PartsLater-v0")) is None

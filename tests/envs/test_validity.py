@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rltemplate.envs.recorder import ActionRecorder
-from rltemplate.errors import RunError
+from runlab.envs.recorder import ActionRecorder
+from runlab.errors import RunError
 
 SIZE = 11
 BOX = spaces.Box(-1.0, 1.0, (SIZE,), np.float32)

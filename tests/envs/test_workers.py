@@ -21,8 +21,8 @@ import torch
 from conftest import alive, env_config, play, until
 from gymnasium import spaces
 
-from rltemplate.envs.envs import Envs
-from rltemplate.errors import ConfigError, RunError
+from runlab.envs.envs import Envs
+from runlab.errors import ConfigError, RunError
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 NUM = 5
@@ -231,7 +231,7 @@ PROGRAM = """
 import multiprocessing
 import numpy as np
 import test_workers as t
-from rltemplate.envs.envs import Envs
+from runlab.envs.envs import Envs
 
 kwargs = {{"act": {act!r}, "who": (7, 8, 9)}}
 envs = Envs(t.env_config("Breaks-v0", 3, 3, kwargs=kwargs), [7, 8, 9])

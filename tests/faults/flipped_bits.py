@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rltemplate.run import trace
+from runlab.run import trace
 
 VARIABLE = "ATEN_TEST_FAULT"
 

@@ -30,20 +30,20 @@ from conftest import (
     until,
 )
 
-from rltemplate.analysis.traces import ITERATION, open_trace
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.determinism import machine
-from rltemplate.determinism.machine import package_versions
-from rltemplate.errors import ConfigError
-from rltemplate.launch.worker import run
-from rltemplate.run import continuation, paths
-from rltemplate.run.checkpoint import load_checkpoint
-from rltemplate.run.continuation import check_changes, find_continuation, only_begins_anew
-from rltemplate.run.files import lock
-from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.job import resume_job
-from rltemplate.run.manifest import list_checkpoints
-from rltemplate.run.record import RunRecord
+from runlab import machine
+from runlab.analysis.traces import ITERATION, open_trace
+from runlab.config.project import ALGORITHMS
+from runlab.errors import ConfigError
+from runlab.launch.worker import run
+from runlab.machine import package_versions
+from runlab.run import continuation, paths
+from runlab.run.checkpoint import load_checkpoint
+from runlab.run.continuation import check_changes, find_continuation, only_begins_anew
+from runlab.run.files import lock
+from runlab.run.git.snapshot import GitRecord
+from runlab.run.job import resume_job
+from runlab.run.manifest import list_checkpoints
+from runlab.run.record import RunRecord
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 TOTAL = {"ppo": 4800}  # environment steps

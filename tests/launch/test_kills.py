@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import Started, differences, until
 
-from rltemplate.run import paths
+from runlab.run import paths
 
 KILLS = int(os.environ.get("KILLS", "2"))
 AFTER_START_S = 3.0  # a run may be killed until so long after its first new iteration

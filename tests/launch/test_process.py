@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import SHRUNK, Configure, RecordedRun, environment, program, record
 
-from rltemplate import lossy
-from rltemplate.run import paths
-from rltemplate.run.job import run_folder
+from runlab import lossy
+from runlab.run import paths
+from runlab.run.job import run_folder
 
 
 def test_folders_are_named_after_what_the_user_chose(

@@ -14,16 +14,16 @@ import pytest
 import torch
 from conftest import TRIED_IN, Configure, small
 
-from rltemplate.config.loading import to_dict
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.config.schema import Config
-from rltemplate.envs.global_rng import global_rng_state, restore_global_rng, seed_global_rng
-from rltemplate.errors import ConfigError
-from rltemplate.interfaces import Algorithm, attach_probe, replay_of
-from rltemplate.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
-from rltemplate.run.continuation import restore
-from rltemplate.run.trace import TraceWriter, digest, entries
 from rltemplate.train import build
+from runlab.config.loading import to_dict
+from runlab.config.project import ALGORITHMS
+from runlab.config.schema import Config
+from runlab.envs.global_rng import global_rng_state, restore_global_rng, seed_global_rng
+from runlab.errors import ConfigError
+from runlab.interfaces import Algorithm, attach_probe, replay_of
+from runlab.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint
+from runlab.run.continuation import restore
+from runlab.run.trace import TraceWriter, digest, entries
 
 SETTINGS = ["algo.normalize_obs=true", "env.max_episode_steps=13"]
 

@@ -19,16 +19,16 @@ import optuna.importance
 import pytest
 from conftest import Start, plain, write_run
 
-from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.command_args import parse
-from rltemplate.config.loading import to_yaml
-from rltemplate.errors import ConfigError, RunError
-from rltemplate.launch import search
-from rltemplate.launch.search import Args, _storage, main
-from rltemplate.launch.subprocesses import Children
-from rltemplate.run import paths
-from rltemplate.run.job import JOB_VARIABLE
-from rltemplate.run.read import raw_config
+from runlab.config.cli.preflight import preflight
+from runlab.config.command_args import parse
+from runlab.config.loading import to_yaml
+from runlab.errors import ConfigError, RunError
+from runlab.launch import search
+from runlab.launch.search import Args, _storage, main
+from runlab.launch.subprocesses import Children
+from runlab.run import paths
+from runlab.run.job import JOB_VARIABLE
+from runlab.run.read import raw_config
 
 WORDS = [
     "sweep=ppo-rates",

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import Start, alive, differences, record, small, until
 
-from rltemplate.run import paths
-from rltemplate.run.record import SweepRecord
+from runlab.run import paths
+from runlab.run.record import SweepRecord
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 CONFIG = """\

@@ -8,22 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rltemplate.config.cli.preflight import preflight
-from rltemplate.launch.process import worker_environment
-from rltemplate.run.job import Job
+from runlab.config.cli.preflight import preflight
+from runlab.launch.process import worker_environment
+from runlab.run.job import Job
 
 # None of them is of use before the first step of the environment. torch itself loads parts of _functorch.
 LATER = {"wandb", "tensorboard", "matplotlib", "scipy", "av", "rich", "hydra", "sympy", "PIL"}
 LATER |= {"torch._dynamo", "torch._inductor", "torch.utils.tensorboard", "pandas", "joblib", "submitit"}
 IN_THE_FIRST_STEP = """
 import posix, sys
-import rltemplate.envs.envs
+import runlab.envs.envs
 def first(self, action):
     print(*sys.modules)
     sys.stdout.flush()
     posix._exit(0)  # os._exit would fail the run
-rltemplate.envs.codec.Codec.decode_action = first
-from rltemplate.launch.worker import main
+runlab.envs.codec.Codec.decode_action = first
+from runlab.launch.worker import main
 sys.exit(main())
 """
 
@@ -38,5 +38,5 @@ def test_before_its_first_step_a_run_loads_only_what_it_needs(tmp_path: Path) ->
     command = [sys.executable, "-P", "-c", IN_THE_FIRST_STEP]
     done = subprocess.check_output(command, env=worker_environment(job, os.environ), text=True)
     loaded = set(done.splitlines()[-1].split())
-    assert {"torch", "gymnasium", "rltemplate.run.logger"} <= loaded  # it is the list of what was loaded
+    assert {"torch", "gymnasium", "runlab.run.logger"} <= loaded  # it is the list of what was loaded
     assert sorted(LATER & loaded) == []

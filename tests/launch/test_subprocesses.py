@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import alive, until
 
-from rltemplate.launch.subprocesses import Children, Interrupted, complaint, last_words, lines_of
+from runlab.launch.subprocesses import Children, Interrupted, complaint, last_words, lines_of
 
 # Prints its number, then works until it is ended; the other one has to be killed.
 STEADY = "import os, time; print(os.getpid(), flush=True)\nwhile True: time.sleep(0.05)"

@@ -1,6 +1,6 @@
 """Sweeps: jobs are single runs in fresh processes, signals end them well, and `sweep=resume` goes on.
 
-They run in a copy of the project whose `rltemplate/launch/worker.py` is replaced by `worker.py`.
+They run in a copy of the project whose `runlab/launch/worker.py` is replaced by `worker.py`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import pytest
 from conftest import ROOT, Start, alive, copy_project, environment, git, plain, program, run, until
 from hydra import initialize_config_dir
 
-from rltemplate.config.cli.preflight import Plan, preflight
-from rltemplate.config.loading import CONF
-from rltemplate.config.schema import register_schemas
-from rltemplate.errors import ConfigError, RunError
-from rltemplate.launch import process, sweep, sweep_job
-from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.record import SweepRecord
-from rltemplate.signals import STOP_SIGNALS
+from runlab.config.cli.preflight import Plan, preflight
+from runlab.config.loading import CONF
+from runlab.config.schema import register_schemas
+from runlab.errors import ConfigError, RunError
+from runlab.launch import process, sweep, sweep_job
+from runlab.run import paths
+from runlab.run.git.snapshot import GitRecord
+from runlab.run.record import SweepRecord
+from runlab.signals import STOP_SIGNALS
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
         code.write_text(f"{original}# something else\n")
         observer.write_text(f"{idle}# which is no code of a run\n")
         refused = start("train", *words, "sweep=resume", status=2).said
-        assert f"sweep {folder.name} began with other code: rltemplate/rng.py\n" in refused
+        assert f"sweep {folder.name} began with other code: runlab/rng.py\n" in refused
         assert all(text in refused for text in (f"refs/runs/{folder.name}", "accept=changes"))
         assert sweep_in(tmp_path)[1] == before
         start("train", *words, "sweep=resume", "accept=changes", status=0)
@@ -293,7 +293,7 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
         code.write_text(original)
         observer.write_text(idle)
     record = sweep_in(tmp_path)[1]
-    assert record.changed == {"code": ["rltemplate/rng.py"]}
+    assert record.changed == {"code": ["runlab/rng.py"]}
     tree, first_tree = record.snapshot.tree, before.snapshot.tree
     jobs = [starts_in(job.run(folder))[-1]["job"] for job in record.jobs]
     assert [json.loads(each["snapshot"])["tree"] for each in jobs] == [first_tree, tree, tree]
@@ -438,7 +438,7 @@ def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
 def test_a_closed_terminal_does_not_end_a_sweep(tmp_path: Path) -> None:
     """Writing to it fails with another error than writing to a closed pipe."""
     code = (
-        "import os, pty; from rltemplate.run.files import say; mine, its = pty.openpty(); "
+        "import os, pty; from runlab.run.files import say; mine, its = pty.openpty(); "
         "os.dup2(its, 1); os.close(its); os.close(mine); say('one'); say('two')"
     )
     run(tmp_path, sys.executable, "-c", code, status=0, PYTHONPATH=str(ROOT))

@@ -14,11 +14,11 @@ import pyte
 import pytest
 from conftest import write_run
 
-from rltemplate.launch import sweep_table
-from rltemplate.launch.sweep_table import SweepTable, show_end
-from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.record import SweepJob, SweepRecord
+from runlab.launch import sweep_table
+from runlab.launch.sweep_table import SweepTable, show_end
+from runlab.run import paths
+from runlab.run.git.snapshot import GitRecord
+from runlab.run.record import SweepJob, SweepRecord
 
 FACTS: dict[str, Any] = {
     "start_time": "",

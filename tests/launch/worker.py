@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from rltemplate.config.loading import to_yaml
-from rltemplate.run.files import lock
-from rltemplate.run.job import JOB_VARIABLE, Job
+from runlab.config.loading import to_yaml
+from runlab.run.files import lock
+from runlab.run.job import JOB_VARIABLE, Job
 
 
 def main() -> int:

@@ -16,16 +16,16 @@ from torch.profiler import profile
 from torch.utils import _pytree as pytree
 
 from rltemplate import train
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.envs.global_rng import global_rng_state, seed_global_rng
-from rltemplate.interfaces import Algorithm, Probe
-from rltemplate.learning import engine as engines
-from rltemplate.learning import products
-from rltemplate.learning.engine import CompilerError, Engine, _one_by_one
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, gradient
-from rltemplate.learning.trial import WrongProgramError, compare_programs
-from rltemplate.run.trace import digest, entries
+from runlab import engine as engines
+from runlab.config.project import ALGORITHMS
+from runlab.determinism import onednn as products
+from runlab.engine import CompilerError, Engine, _one_by_one
+from runlab.envs.global_rng import global_rng_state, seed_global_rng
+from runlab.interfaces import Algorithm, Probe
+from runlab.run.trace import digest, entries
+from runlab.trial import WrongProgramError, compare_programs
 
 
 class Toy:
@@ -234,7 +234,7 @@ def test_onednn_multiplies_views_of_any_stride() -> None:
     views = [x[:32, :32].contiguous(), x[:32, ::2], x.t()[3:35, 5:37], vector[:1].expand(32, 32)]
     for a, b in itertools.product(views, repeat=2):
         for bias in (vector[:32], vector[::2], vector[5:6].expand(32)):
-            by_onednn = torch.ops.rltemplate.product(a, b, bias)
+            by_onednn = torch.ops.runlab.product(a, b, bias)
             torch.testing.assert_close(by_onednn, torch.addmm(bias, a, b), atol=1e-4, rtol=1e-4)
 
 

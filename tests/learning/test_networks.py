@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from rltemplate.errors import ConfigError
 from rltemplate.learning.distributions import Categorical, SquashedGaussian
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule
+from runlab.errors import ConfigError
 
 
 def test_categorical_takes_the_lowest_index_of_a_tie_and_the_ends_of_uniform_noise() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rltemplate.learning.replay_buffer import ReplayBuffer, Transition
-from rltemplate.run.checkpoint import Checkpoints, load_checkpoint, load_experience
+from runlab.run.checkpoint import Checkpoints, load_checkpoint, load_experience
 
 CPU = torch.device("cpu")
 OBS, ACTION = 3, 2

@@ -12,9 +12,9 @@ import pytest
 from conftest import RecordedRun, read_video
 from PIL import Image
 
-from rltemplate.__main__ import main
-from rltemplate.envs import make
-from rltemplate.rerun.policy_file import export_policy
+from runlab.__main__ import main
+from runlab.envs import make
+from runlab.rerun.policy_file import export_policy
 
 
 @pytest.mark.long

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from rltemplate.rerun.operations import LoggedOperation, cause_of
-from rltemplate.rerun.zoom_report import Zoom, report
+from runlab.rerun.operations import LoggedOperation, cause_of
+from runlab.rerun.zoom_report import Zoom, report
 
 Log = list[LoggedOperation]
 
 
 def op(name: str, inputs: str, outputs: str, arguments: str = "t: f32[2]") -> LoggedOperation:
-    source = [f"rltemplate/x.py:1 in f: {name}"]
+    source = [f"runlab/x.py:1 in f: {name}"]
     return LoggedOperation(f"aten.{name}", arguments, list(inputs), list(outputs), source, [])
 
 
@@ -68,6 +68,6 @@ def test_other_operations_are_named_where_they_begin_with_the_lines_of_both() ->
     assert made(BEFORE, b) == ("other operations", None, "mm", 2)
     # A cause before that is still the cause.
     assert made(a, [BEFORE[0], op("tanh.default", "x", "Y"), *b[2:]]) == ("computed", "tanh", "tanh", 1)
-    other = replace(op("add.Tensor", "vr", "d"), source=["rltemplate/y.py:2 in g: d"])
+    other = replace(op("add.Tensor", "vr", "d"), source=["runlab/y.py:2 in g: d"])
     text = report(Zoom("1" * 40, "2" * 40, None, 0, finding=cause_of([PRODUCT], [other], "step 1")))
-    assert "    in a  rltemplate/x.py:1 in f: mul.Tensor\n    in b  rltemplate/y.py:2 in g: d" in text
+    assert "    in a  runlab/x.py:1 in f: mul.Tensor\n    in b  runlab/y.py:2 in g: d" in text

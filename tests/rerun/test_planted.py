@@ -20,23 +20,23 @@ from conftest import Configure, small
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rltemplate.analysis.compare import compare_runs
-from rltemplate.config.command_args import exit_status
-from rltemplate.config.loading import to_dict
-from rltemplate.config.schema import Config
-from rltemplate.determinism import switches
-from rltemplate.envs.global_rng import seed_global_rng
-from rltemplate.interfaces import attach_probe
-from rltemplate.launch.subprocesses import Children
 from rltemplate.learning.normalize import RunningMeanStd
-from rltemplate.rerun import replay, zoom
-from rltemplate.rerun.recorded_code import Code
-from rltemplate.rerun.zoom_report import report
-from rltemplate.run.job import JOB_VARIABLE, Job
-from rltemplate.run.paths import PROJECT
-from rltemplate.run.record import RunRecord
-from rltemplate.run.trace import TraceWriter
 from rltemplate.train import build
+from runlab.analysis.compare import compare_runs
+from runlab.config.command_args import exit_status
+from runlab.config.loading import to_dict
+from runlab.config.schema import Config
+from runlab.determinism import switches
+from runlab.envs.global_rng import seed_global_rng
+from runlab.interfaces import attach_probe
+from runlab.launch.subprocesses import Children
+from runlab.rerun import replay, zoom
+from runlab.rerun.recorded_code import Code
+from runlab.rerun.zoom_report import report
+from runlab.run.job import JOB_VARIABLE, Job
+from runlab.run.paths import PROJECT
+from runlab.run.record import RunRecord
+from runlab.run.trace import TraceWriter
 
 WORDS = ["total_env_steps=96", "checkpoint_every=0", "algo.hidden_sizes=[8]", "algo.normalize_obs=true"]
 
@@ -180,7 +180,7 @@ def test_compiled_runs_are_explained_without_the_compiler(
         wrong = False
 
     monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr("rltemplate.determinism.programs.cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("runlab.determinism.programs.cpp_compiler", lambda: "g++")
     in_this_process["b"] = other_compiler
     both = small("sac", *WORDS, "trace=step", "compile=true")
     other = ["algo.tau=0.5"] if by == "the algorithm" else []

@@ -20,13 +20,13 @@ import torch
 import xxhash
 from conftest import Configure, git, small
 
-from rltemplate.__main__ import main
-from rltemplate.config.loading import to_dict
-from rltemplate.rerun.policy_file import export_policy
-from rltemplate.run import paths, trust
-from rltemplate.run.checkpoint import Checkpoints
-from rltemplate.run.record import RunRecord
 from rltemplate.train import build
+from runlab.__main__ import main
+from runlab.config.loading import to_dict
+from runlab.rerun.policy_file import export_policy
+from runlab.run import paths, trust
+from runlab.run.checkpoint import Checkpoints
+from runlab.run.record import RunRecord
 
 
 @dataclass

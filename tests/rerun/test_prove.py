@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from conftest import SHRUNK
 
-from rltemplate.config.schema import Level
-from rltemplate.launch import process
-from rltemplate.rerun import prove
-from rltemplate.rerun.certificate import JSON, TEXT, Certificate, RunResult
-from rltemplate.rerun.perturbations import OTHER_VALUES, PADDING, config_to_prove
-from rltemplate.rerun.prove import Args, Proof, main, problems_of, ratio_of
-from rltemplate.run import paths
-from rltemplate.run.record import RunRecord
+from runlab.config.schema import Level
+from runlab.launch import process
+from runlab.rerun import prove
+from runlab.rerun.certificate import JSON, TEXT, Certificate, RunResult
+from runlab.rerun.perturbations import OTHER_VALUES, PADDING, config_to_prove
+from runlab.rerun.prove import Args, Proof, main, problems_of, ratio_of
+from runlab.run import paths
+from runlab.run.record import RunRecord
 
 TINY = [*SHRUNK["ppo"], "total_env_steps=96", "eval_episodes=1"]  # three iterations
 FAULT, ONLY_IN = "ATEN_TEST_FAULT", "ONLY_IN"

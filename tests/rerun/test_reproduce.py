@@ -16,12 +16,12 @@ import pytest
 import torch
 from conftest import SHRUNK, Started, git, program, run, run_train
 
-from rltemplate.analysis.compare import compare_runs
-from rltemplate.errors import ConfigError
-from rltemplate.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
-from rltemplate.run import paths
-from rltemplate.run.git import changes, origin, snapshot
-from rltemplate.run.git.command import repository
+from runlab.analysis.compare import compare_runs
+from runlab.errors import ConfigError
+from runlab.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
+from runlab.run import paths
+from runlab.run.git import changes, origin, snapshot
+from runlab.run.git.command import repository
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
@@ -113,7 +113,7 @@ def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     path, old, new = CHANGED
     text = (linked / path).read_text()
     assert old in text
-    more = "import torch\nfrom rltemplate.here import HERE\n"
+    more = "import torch\nfrom runlab.here import HERE\n"
     (linked / path).write_text(text.replace(old, new).replace("import torch\n", more, 1))
     (linked / "rltemplate" / "here.py").write_text(NEW_MODULE)
     run_train(linked, folder, *WORDS, status=0)

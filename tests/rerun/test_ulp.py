@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rltemplate.rerun.ulp import compare_arrays, ulp_distance
+from runlab.rerun.ulp import compare_arrays, ulp_distance
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 from conftest import SHRUNK, RecordedRun, git, program, run, run_train
 
-from rltemplate.analysis.compare import compare_runs
-from rltemplate.errors import ConfigError
-from rltemplate.rerun import zoom
-from rltemplate.rerun.commands import compare
-from rltemplate.rerun.ulp import compare_arrays
-from rltemplate.rerun.zoom import zoom_in
-from rltemplate.rerun.zoom_report import Zoom, report
-from rltemplate.run.record import RunRecord
+from runlab.analysis.compare import compare_runs
+from runlab.errors import ConfigError
+from runlab.rerun import zoom
+from runlab.rerun.commands import compare
+from runlab.rerun.ulp import compare_arrays
+from runlab.rerun.zoom import zoom_in
+from runlab.rerun.zoom_report import Zoom, report
+from runlab.run.record import RunRecord
 
 WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", "logger=none"]
 WORDS += ["algo.normalize_obs=false"]  # or the first iteration would have two rollouts
 QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
-ON_POLICY, TRACE = "rltemplate/learning/on_policy.py", "rltemplate/run/trace.py"
+ON_POLICY, TRACE = "rltemplate/learning/on_policy.py", "runlab/run/trace.py"
 SCALED = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
 PPO, LOGGED = "rltemplate/algos/ppo.py", '        further = {"value/explained_variance": explained}\n'
 # An action with another last bit, at the place where it is handed out.

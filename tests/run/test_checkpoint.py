@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 import torch
 
-from rltemplate.errors import ConfigError
-from rltemplate.run import manifest
-from rltemplate.run.checkpoint import (
+from runlab.errors import ConfigError
+from runlab.run import manifest
+from runlab.run.checkpoint import (
     Checkpoint,
     Checkpoints,
     load_checkpoint,
     load_experience,
     newest_checkpoint,
 )
-from rltemplate.run.continuation import check_same_run
-from rltemplate.run.manifest import Damaged, list_checkpoints
+from runlab.run.continuation import check_same_run
+from runlab.run.manifest import Damaged, list_checkpoints
 
 CAPACITY = 50
 
@@ -172,7 +172,7 @@ def test_another_format_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest
 
 
 def test_only_the_configuration_that_a_checkpoint_was_made_with_goes_on(configure: Any) -> None:
-    from rltemplate.config.loading import to_dict
+    from runlab.config.loading import to_dict
 
     made = to_dict(configure("algo=ppo", "env=CartPole"))
     free = ["runs_dir=/elsewhere", "total_env_steps=200000", "env.num_workers=2"]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rltemplate.errors import ConfigError
-from rltemplate.run import paths
-from rltemplate.run.files import LineFile, cut_file, lock, replace_text
+from runlab.errors import ConfigError
+from runlab.run import paths
+from runlab.run.files import LineFile, cut_file, lock, replace_text
 
 
 def test_a_full_disk_loses_no_row(tmp_path: Path) -> None:

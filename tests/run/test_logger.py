@@ -14,9 +14,9 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
-from rltemplate.interfaces import Episode, IterationResult
-from rltemplate.run.files import LineFile
-from rltemplate.run.logger import Logger
+from runlab.interfaces import Episode, IterationResult
+from runlab.run.files import LineFile
+from runlab.run.logger import Logger
 
 
 def result(episodes: list[Episode] | None = None, **metrics: float) -> IterationResult:

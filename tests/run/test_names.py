@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from conftest import git
 
-from rltemplate.run.git.snapshot import remote_url
-from rltemplate.run.names import differences, env_name, experiment_name, run_name
+from runlab.run.git.snapshot import remote_url
+from runlab.run.names import differences, env_name, experiment_name, run_name
 
 CONFIG: dict[str, Any] = {
     "algo": {"name": "ppo"},

@@ -14,17 +14,17 @@ import torch
 import yaml
 from conftest import Configure, RecordedRun, git
 
-from rltemplate.config.loading import to_dict
-from rltemplate.errors import ConfigError
-from rltemplate.run import continuation, paths
-from rltemplate.run.checkpoint import Checkpoints, newest_checkpoint
-from rltemplate.run.files import LineFile
-from rltemplate.run.git import snapshot
-from rltemplate.run.job import new_job, resume_job
-from rltemplate.run.read import raw_config
-from rltemplate.run.record import DeterminismFacts, RunRecord
-from rltemplate.run.training_run import TrainingRun
-from rltemplate.run.video.recorder import VideoRecorder
+from runlab.config.loading import to_dict
+from runlab.errors import ConfigError
+from runlab.run import continuation, paths
+from runlab.run.checkpoint import Checkpoints, newest_checkpoint
+from runlab.run.files import LineFile
+from runlab.run.git import snapshot
+from runlab.run.job import new_job, resume_job
+from runlab.run.read import raw_config
+from runlab.run.record import DeterminismFacts, RunRecord
+from runlab.run.training_run import TrainingRun
+from runlab.run.video.recorder import VideoRecorder
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from conftest import write_run
 
-from rltemplate.errors import ConfigError
-from rltemplate.run import paths
-from rltemplate.run.read import find_run, find_run_dirs, read_metrics
+from runlab.errors import ConfigError
+from runlab.run import paths
+from runlab.run.read import find_run, find_run_dirs, read_metrics
 
 
 def test_runs_are_found_by_the_words_of_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

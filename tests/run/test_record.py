@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.paths import RECORD
-from rltemplate.run.record import (
+from runlab.run.git.snapshot import GitRecord
+from runlab.run.paths import RECORD
+from runlab.run.record import (
     DeterminismFacts,
     ResumedPart,
     RunRecord,

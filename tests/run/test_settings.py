@@ -13,13 +13,13 @@ import torch
 from conftest import Configure, job_in, newest_state, record
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from rltemplate.determinism import kernels, switches
-from rltemplate.determinism.switches import use_blas_threads
-from rltemplate.envs.make import Repetition
-from rltemplate.errors import ConfigError, RunError
-from rltemplate.launch.worker import run
-from rltemplate.run.evaluation import evaluate
-from rltemplate.run.manifest import list_checkpoints
+from runlab.determinism import kernels, switches
+from runlab.determinism.switches import use_blas_threads
+from runlab.envs.make import Repetition
+from runlab.errors import ConfigError, RunError
+from runlab.launch.worker import run
+from runlab.run.evaluation import evaluate
+from runlab.run.manifest import list_checkpoints
 
 _FESETROUND = ctypes.CDLL(None).fesetround
 _UPWARD = 0x800  # FE_UPWARD of x86
@@ -54,7 +54,7 @@ def running_with(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], at: in
 
     monkeypatch.setattr(CartPoleEnv, "step", acting)
     held = Repetition(holds=True, seed_bits=63)  # its steps do not count
-    monkeypatch.setattr("rltemplate.run.training_run.repeats", lambda _: held)
+    monkeypatch.setattr("runlab.run.training_run.repeats", lambda _: held)
 
 
 ACTS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -122,7 +122,7 @@ def test_what_an_evaluation_changes_is_found_before_the_next_iteration(
         torch.set_float32_matmul_precision("medium")
         return evaluate(*arguments)
 
-    monkeypatch.setattr("rltemplate.run.observers.evaluate", changing)
+    monkeypatch.setattr("runlab.run.observers.evaluate", changing)
     with pytest.raises(RunError, match="has set that before iteration 2, which began after 64 environment"):
         run(job_in(tmp_path / "run", configure, *WORDS, "eval_every=64"))
 

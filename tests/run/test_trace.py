@@ -15,11 +15,11 @@ import torch
 from conftest import TRIED_IN, Configure, small
 from flipped_bits import VARIABLE, flip_entry, flipped
 
-from rltemplate.analysis.traces import first_difference, open_trace
-from rltemplate.config.project import ALGORITHMS
-from rltemplate.interfaces import IterationResult, attach_probe
-from rltemplate.run.trace import TraceWriter, digest, entries, first_not_finite
 from rltemplate.train import build
+from runlab.analysis.traces import first_difference, open_trace
+from runlab.config.project import ALGORITHMS
+from runlab.interfaces import IterationResult, attach_probe
+from runlab.run.trace import TraceWriter, digest, entries, first_not_finite
 
 ENVS = {"ppo": "Hopper"}  # others in conftest.TRIED_IN
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from conftest import Configure, job_in, record
 
-from rltemplate.errors import RunError
-from rltemplate.run import files, paths, training_run
-from rltemplate.run.files import LineFile
-from rltemplate.run.logger import Logger
-from rltemplate.run.record import DeterminismFacts, RunRecord
-from rltemplate.run.training_run import TrainingRun
+from runlab.errors import RunError
+from runlab.run import files, paths, training_run
+from runlab.run.files import LineFile
+from runlab.run.logger import Logger
+from runlab.run.record import DeterminismFacts, RunRecord
+from runlab.run.training_run import TrainingRun
 
 STEPS = ["trace", "metrics", "record", "algorithm", "lock"]
 # Every step alone, the run itself, and two errors of which the first counts.

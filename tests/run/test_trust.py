@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from conftest import Configure, git, small, write_run
 
-from rltemplate.config.loading import to_dict, to_yaml
-from rltemplate.config.schema import Config
-from rltemplate.errors import ConfigError
-from rltemplate.run import paths, trust
-from rltemplate.run.git.snapshot import commit_run, take_snapshot
-from rltemplate.run.job import resume_job
-from rltemplate.run.record import RunRecord
+from runlab.config.loading import to_dict, to_yaml
+from runlab.config.schema import Config
+from runlab.errors import ConfigError
+from runlab.run import paths, trust
+from runlab.run.git.snapshot import commit_run, take_snapshot
+from runlab.run.job import resume_job
+from runlab.run.record import RunRecord
 
 SHAPED = {"examples.shaping:Upright": {"gamma": 0.99}}  # no wrapper of Gymnasium
 

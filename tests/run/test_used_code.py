@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from conftest import copy_project, git, record, run, small
 
-from rltemplate.analysis import experiments
-from rltemplate.analysis.experiments import find_experiments
-from rltemplate.analysis.runs import load_runs
-from rltemplate.config.affects_results import code_rule
-from rltemplate.errors import ConfigError
-from rltemplate.run import paths
-from rltemplate.run.continuation import Continuation, check_changes, check_used
-from rltemplate.run.git.snapshot import take_snapshot
-from rltemplate.run.record import ResumedPart, RunRecord
-from rltemplate.run.used_code import CodeWatch, UsedCode, digests_now, outside_changes
+from runlab.analysis import experiments
+from runlab.analysis.experiments import find_experiments
+from runlab.analysis.runs import load_runs
+from runlab.config.affects_results import code_rule
+from runlab.errors import ConfigError
+from runlab.run import paths
+from runlab.run.continuation import Continuation, check_changes, check_used
+from runlab.run.git.snapshot import take_snapshot
+from runlab.run.record import ResumedPart, RunRecord
+from runlab.run.used_code import CodeWatch, UsedCode, digests_now, outside_changes
 
 
 def write(*files: Path, text: str = "x = 1\n") -> None:
@@ -281,7 +281,7 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     assert not {"notes.txt", "Dockerfile", "rltemplate/algos/sac.py"} & {*used["files"]}
     assert [*used["outside"]] == ["helper"]
     write(project / "notes.txt", project / "figure.png", text="a thought\n")
-    for changed in ("Dockerfile", "rltemplate/run/sinks/console.py", "rltemplate/algos/sac.py"):
+    for changed in ("Dockerfile", "runlab/run/sinks/console.py", "rltemplate/algos/sac.py"):
         (project / changed).write_text((project / changed).read_text() + "# a comment\n")
     train(2, "r2")
     assert seeds("r1", "r2") == [[1, 2]]

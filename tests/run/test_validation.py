@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rltemplate.errors import ConfigError
-from rltemplate.run.validation import Missing, parse_json, parse_yaml, read_bytes, read_text, typed
+from runlab.errors import ConfigError
+from runlab.run.validation import Missing, parse_json, parse_yaml, read_bytes, read_text, typed
 
 _MERGES = "".join(f"k{i}: &k{i} {{<<: [{', '.join([f'*k{i - 1}'] * 9)}]}}\n" for i in range(1, 9))
 _COPIES = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 12))

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_, vector_to_parameters
 
 from references.surroundings import Copies, Outcome, Statistics, network, optimised
 from rltemplate.algos.ppo_config import PPOConfig
-from rltemplate.rng import Streams
+from runlab.rng import Streams
 
 
 class ActorCritic(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from references.surroundings import Copies, Outcome, Statistics, network, optimised
 from rltemplate.algos.sac_config import SACConfig
-from rltemplate.rng import Streams
+from runlab.rng import Streams
 
 Transition = tuple[Tensor, Tensor, Outcome]  # observation (O,), action (A,) and what followed
 

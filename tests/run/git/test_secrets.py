@@ -24,10 +24,10 @@ import pytest
 import torch
 from conftest import ROOT, git, run_train
 
-from rltemplate.config.cli.preflight import preflight
-from rltemplate.config.secrets import masked, secret_content, secret_in_value, secret_name
-from rltemplate.errors import ConfigError
-from rltemplate.run.git.snapshot import take_snapshot
+from runlab.config.cli.preflight import preflight
+from runlab.config.secrets import masked, secret_content, secret_in_value, secret_name
+from runlab.errors import ConfigError
+from runlab.run.git.snapshot import take_snapshot
 
 HEX = "0123456789abcdef" * 2 + "01234567"
 SHA = "fedcba9876543210" * 2 + "fedcba98"

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from conftest import git
 
-from rltemplate.config.affects_results import code_rule
-from rltemplate.errors import ConfigError
-from rltemplate.run import paths
-from rltemplate.run.continuation import check_changes
-from rltemplate.run.files import lock
-from rltemplate.run.git import changes, selection, snapshot
-from rltemplate.run.git.snapshot import (
+from runlab.config.affects_results import code_rule
+from runlab.errors import ConfigError
+from runlab.run import paths
+from runlab.run.continuation import check_changes
+from runlab.run.files import lock
+from runlab.run.git import changes, selection, snapshot
+from runlab.run.git.snapshot import (
     RESERVED,
     GitRecord,
     commit_outcome,
@@ -325,7 +325,7 @@ def test_a_problem_is_one_line_with_a_cure(
 
 def test_a_snapshot_ends_no_lock_of_its_process(repo: Path) -> None:
     """As for a run in a folder that git does not ignore: closing a file ends all locks on it."""
-    try_it = f"import pathlib, rltemplate.run.files as f; f.lock(pathlib.Path({str(repo)!r}))"
+    try_it = f"import pathlib, runlab.run.files as f; f.lock(pathlib.Path({str(repo)!r}))"
     unlock = lock(repo)
     take_snapshot(repo)
     tried = subprocess.run([sys.executable, "-c", try_it], capture_output=True, text=True, check=False)

@@ -8,9 +8,9 @@ from typing import Any
 
 from conftest import write_video
 
-from rltemplate.run import paths
-from rltemplate.run.git.snapshot import GitRecord
-from rltemplate.run.sinks.sink import RunFacts
+from runlab.run import paths
+from runlab.run.git.snapshot import GitRecord
+from runlab.run.sinks.sink import RunFacts
 
 
 def run_facts(run_dir: Path, **known: Any) -> RunFacts:

@@ -19,9 +19,9 @@ import pytest
 from conftest import Configure
 from fed import run_facts
 
-from rltemplate.errors import ConfigError
-from rltemplate.run import sinks
-from rltemplate.run.sinks.console import ConsoleSink
+from runlab.errors import ConfigError
+from runlab.run import sinks
+from runlab.run.sinks.console import ConsoleSink
 
 
 def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:

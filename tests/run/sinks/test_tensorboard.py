@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fed import feed, run_facts
 
-from rltemplate.run import paths
-from rltemplate.run.files import LineFile
-from rltemplate.run.logger import Logger
-from rltemplate.run.sinks.tensorboard import TensorBoardSink
+from runlab.run import paths
+from runlab.run.files import LineFile
+from runlab.run.logger import Logger
+from runlab.run.sinks.tensorboard import TensorBoardSink
 
 
 def events(folder: Path) -> Any:

@@ -22,9 +22,9 @@ import wandb
 from conftest import ROOT, alive, run, until
 from fed import feed, run_facts
 
-from rltemplate.config.schema import WandbConfig
-from rltemplate.run import paths
-from rltemplate.run.sinks.wandb import WandbSink
+from runlab.config.schema import WandbConfig
+from runlab.run import paths
+from runlab.run.sinks.wandb import WandbSink
 
 KEY = "0123456789" * 4  # the form of a key, so that the client takes it
 SETTINGS: dict[str, Any] = {

@@ -21,10 +21,10 @@ import pytest
 from conftest import alive, read_video, run, until
 from numpy.typing import NDArray
 
-from rltemplate.envs.codec import Codec
-from rltemplate.run.evaluation import evaluate
-from rltemplate.run.video.mujoco_pictures import RayCaster, choose_camera
-from rltemplate.run.video.recorder import VideoRecorder
+from runlab.envs.codec import Codec
+from runlab.run.evaluation import evaluate
+from runlab.run.video.mujoco_pictures import RayCaster, choose_camera
+from runlab.run.video.recorder import VideoRecorder
 
 
 class Toy(gymnasium.Env[Any, Any]):
@@ -145,7 +145,7 @@ def test_the_users_driver_of_sdl_is_used_and_a_blank_video_is_told(
 NO_PICTURES = """
 import sys
 from pathlib import Path
-from rltemplate.run.video.recorder import VideoRecorder
+from runlab.run.video.recorder import VideoRecorder
 def make(render_mode=None):
     import gymnasium
     from gymnasium.envs.classic_control import CartPoleEnv
@@ -267,7 +267,7 @@ def test_a_full_disk_and_a_wish_to_stop_cost_one_video_only(tmp_path: Path) -> N
 KILLED = """
 import os
 from pathlib import Path
-from rltemplate.run.video.recorder import VideoRecorder
+from runlab.run.video.recorder import VideoRecorder
 def make(render_mode=None):
     import gymnasium, os, signal, time
     from pathlib import Path

@@ -1,0 +1,240 @@
+"""The arguments of the command, checked before anything is created and before torch is imported.
+
+Hydra's own answers to mistakes are long, and one of its hints (`+key`) adds a key that nothing reads. So
+groups and names are compared with the existing ones, and every configuration of the command is composed
+once. Hydra then receives only overrides that are known to work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override, Transformer
+from omegaconf import DictConfig, OmegaConf
+
+from runlab.config.affects_results import BOOKKEEPING_KEYS
+from runlab.config.auto import about_auto
+from runlab.config.cli.composition import Composed, compose_job, compose_values
+from runlab.config.cli.files import check_files, group_names, option_names, read_sweep
+from runlab.config.cli.overrides import JOBS_AT_MOST, SEARCHPATH, assigned, read_overrides, sweep_values
+from runlab.config.command_args import (
+    argument,
+    converted,
+    existing,
+    folder,
+    new_folder,
+    one_of,
+    parse,
+    rest,
+)
+from runlab.config.loading import CONF, in_one_line
+from runlab.config.schema import Config, register_schemas
+from runlab.config.secrets import refuse_secret_words
+from runlab.config.texts import nearest, readable
+from runlab.errors import ConfigError
+from runlab.machine import usable_cores
+
+_MULTIRUN = ("--multirun", "-m")
+_RESUME = "resume"
+_SEED = re.compile(r"seed=[0-9]{1,18}")
+_SOON = 50  # configurations that are checked without a word
+_N_JOBS = "hydra.launcher.n_jobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The meaning of a command: the arguments for Hydra, and its configurations."""
+
+    argv: list[str]
+    shown: bool = False  # instead of run
+    sweep: bool = False
+    num_jobs: int = 1
+    configs: list[Config]  # of jobs that differ only in their seed, one
+    overrides: list[list[str]] = field(default_factory=list)  # of each configuration
+    words: list[str] = field(default_factory=list)  # identify the sweep, whatever its folder and launcher
+    resume: bool = False  # the newest sweep with these arguments goes on
+    accept: bool = False  # it may go on with changed code and libraries
+    jobs: int = 1  # of a sweep, at the same time
+    auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
+    auto_keys: set[str] = field(default_factory=set)  # of a single run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Arguments of `make train`: overrides and flags, sweep files and resume, another folder like conf/.
+
+    `--cfg job` is Hydra's: print the configuration and run nothing.
+    """
+
+    sweep: str = argument(default="")
+    accept: str | None = argument(one_of("changes"), None)
+    config_dir: Path | None = argument(existing, None, key="--config-dir")
+    cfg: str | None = argument(one_of("job"), None, key="--cfg")
+    others: list[str] = rest(options=True)
+
+
+def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
+    """Check the arguments of the command (without the program's name) and return the plan.
+
+    `jobs` such runs share this machine; for a sweep the number of its own jobs counts instead.
+    Raises `ConfigError` with one or two lines for the first mistake. Creates nothing.
+    """
+    try:
+        for word in argv:
+            if not word.isascii() and word.encode(errors="replace").decode() != word:
+                raise ConfigError(f"{word}: is not text in UTF-8")
+        refuse_secret_words(argv)
+        return _plan(argv, jobs)
+    except ConfigError as error:
+        raise ConfigError(readable(str(error))) from error
+
+
+def _plan(argv: Sequence[str], beside: int) -> Plan:
+    register_schemas()
+    check_files()
+    arguments = parse(argv, Arguments)
+    more = [] if arguments.config_dir is None else [arguments.config_dir]
+    typed = [text for text in arguments.others if "=" in text and not text.startswith("-")]
+    flags = [text for text in arguments.others if text not in typed]
+    for text in flags:
+        if text not in _MULTIRUN:
+            names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
+            hint = (not {*"=~"} & {*text} and nearest(text, names)) or "as in seed=3"
+            raise ConfigError(f"{text}: expected key=value, {hint.strip()}")
+    chosen = [name for name in arguments.sweep.split(",") if name]
+    resume = _RESUME in chosen
+    if arguments.accept and not resume:
+        raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        files = [name for name in chosen if name != _RESUME]
+        in_files = [each for name in files for each in _words_of(name, more, typed)]
+        try:
+            overrides = read_overrides([*in_files, *typed], GlobalHydra.instance().config_loader(), more)
+        except ConfigError as error:
+            in_file = any(str(error).startswith(f"{word}: ") for word in in_files)
+            raise ConfigError(f"{error}{f' (in sweep={arguments.sweep})' * in_file}") from error
+        plain = [str(override.input_line) for override in overrides]
+        sweep = bool(flags) or any(override.is_sweep_override() for override in overrides)
+        if sweep and arguments.cfg is not None:
+            raise ConfigError("--cfg job: shows one configuration; leave out lists of values")
+        if resume and not sweep:
+            raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
+        jobs, argv = [plain], plain
+        if sweep:
+            jobs = _jobs(overrides)
+            beside, launcher = _beside(compose_values(jobs[0]), len(jobs))
+            argv = [text for text in plain if not text.lstrip("+").startswith(_N_JOBS)]
+            argv += [*launcher, "--multirun"]
+        distinct: dict[tuple[str, ...], list[str]] = {}
+        for each in jobs:
+            distinct.setdefault(tuple(text for text in each if not _SEED.fullmatch(text)), each)
+        announce(len(distinct))
+        checked = [_compose_one(each, beside, sweep) for each in distinct.values()]
+        configs, own_words = [each.config for each in checked], [*map(_of_the_run, distinct.values())]
+        folders = {config.runs_dir for config in configs}
+        if sweep and (len(folders) > 1 or any(config.run_dir for config in configs)):
+            raise ConfigError("run_dir is the folder of a single run; all jobs of a sweep have one runs_dir")
+        if (run_dir := configs[0].run_dir) is not None:
+            converted("run_dir", run_dir, new_folder)
+        else:
+            converted("runs_dir", configs[0].runs_dir, folder)
+        return Plan(
+            argv=argv,
+            shown=arguments.cfg is not None,
+            sweep=sweep,
+            num_jobs=len(jobs),
+            configs=configs,
+            overrides=own_words,
+            words=_words_of_sweep(plain) if sweep else [],
+            resume=resume,
+            accept=arguments.accept is not None,
+            jobs=beside if sweep else 1,
+            auto=_about_auto(checked, own_words),
+            auto_keys=set() if sweep else checked[0].auto,
+        )
+
+
+def announce(number: int) -> None:
+    """Say that many configurations are checked, each of which takes a tenth of a second."""
+    if number > _SOON:
+        to_say = f"{number:,} configurations are checked first, which takes about {number // 10:,} s"
+        print(to_say, file=sys.stderr)
+
+
+def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str]:
+    """The arguments in a file of conf/sweep/, except for keys that are typed as well."""
+    values = read_sweep(name, more, [_RESUME])
+    if any(isinstance(value, dict) for value in values.values()):
+        raise ConfigError(f"sweep={name}: has values to draw from; make search sweep={name} takes it")
+    keys = {text.partition("=")[0] for text in typed}
+    return [assigned(key, value) for key, value in values.items() if key not in keys]
+
+
+def _about_auto(composed: Sequence[Composed], jobs: Iterable[Sequence[str]]) -> list[str]:
+    """Lines about values that were `auto`, with the first job of each if they differ."""
+    lines: dict[str, Sequence[str]] = {}
+    for each, job in zip(composed, jobs, strict=True):
+        lines.setdefault(about_auto(each.config, each.auto), job)
+    several = len(lines) > 1
+    return [line + f", as in {' '.join(job)}" * several for line, job in lines.items() if line]
+
+
+def _words_of_sweep(plain: Sequence[str]) -> list[str]:
+    """Overrides that identify a sweep: all but the folder, purpose and launcher of its runs."""
+    other = (*BOOKKEEPING_KEYS, "hydra/launcher", SEARCHPATH)
+    keyed = [(text.lstrip("+").partition("=")[0], text) for text in plain]
+    return [text for key, text in keyed if key not in other and not key.startswith("hydra.launcher.")]
+
+
+def _jobs(overrides: Sequence[Override]) -> list[list[str]]:
+    """The overrides of every job."""
+    values = [_values(each) for each in overrides]
+    if math.prod(map(len, values)) > JOBS_AT_MOST:
+        raise ConfigError(f"these lists of values make a sweep of more than {JOBS_AT_MOST:,} jobs")
+    return [list(job) for job in itertools.product(*values)]
+
+
+def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
+    """The number of jobs that run at once on this machine, and the words for the launcher.
+
+    Launchers other than joblib's decide themselves: 1, and no override.
+    """
+    with in_one_line():
+        if not str(OmegaConf.select(composed, "hydra.launcher._target_")).endswith("JoblibLauncher"):
+            return 1, []
+        at_once = composed.hydra.launcher.n_jobs
+        # Values `auto` are resolved later and share the remaining cores. Wrong values are refused later.
+        threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
+        workers = composed.env.num_workers if isinstance(composed.env.num_workers, int) else 0
+    cores = usable_cores() // max(1, threads + workers)
+    beside = max(1, min(at_once if at_once > 0 else cores, num_jobs))
+    return beside, [f"{_N_JOBS}={beside}"]
+
+
+def _values(override: Override) -> list[str]:
+    """`key=value` for each value of an override, as Hydra writes it."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    return [f"{key}={Transformer.str(value)}" for value in sweep_values(override)]
+
+
+def _compose_one(job: Sequence[str], beside: int, sweep: bool) -> Composed:
+    try:
+        return compose_job(job, beside)
+    except ConfigError as error:
+        where = f" (in the job {' '.join(_of_the_run(job))})" if sweep else ""
+        raise ConfigError(f"{error}{where}") from error
+
+
+def _of_the_run(job: Sequence[str]) -> list[str]:
+    """The arguments of a job, except for Hydra's own settings."""
+    return [text for text in job if not text.lstrip("+").startswith("hydra")]

@@ -1,0 +1,96 @@
+"""The project that this package serves: its algorithms, and the functions that build and train one.
+
+`[tool.runlab] project` in pyproject.toml names the module that declares them. Where the package is installed
+from a wheel, the entry point of the group `runlab.project` names it. No module imports the project in another
+way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from runlab.config.algorithms import Entry
+from runlab.config.entry_points import brought, load
+from runlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from runlab.config.schema import Config
+    from runlab.interfaces import Algorithm, Codec, Environments, Observers
+
+_SETTINGS = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+
+class Project(Protocol):
+    """The members of the module that declares a project."""
+
+    __file__: str
+    __name__: str
+    ALGORITHMS: dict[str, Entry]
+
+    def build(self, config: Config) -> tuple[Algorithm, Environments]:
+        """The algorithm of a configuration and its environments; `ConfigError` if they do not fit."""
+
+    def train(self, config: Config, algorithm: Algorithm, observers: Observers) -> None:
+        """The loop: train and observe until the run is complete or asked to end."""
+
+    def codec(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Codec:
+        """The translation of an environment's observations and actions to arrays and back."""
+
+
+@cache
+def project() -> Project:
+    """The declared project, imported."""
+    name = _declared()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"the project {name} cannot be imported: there is no module {error.name}"
+        ) from error
+    lacking = [member for member in ("ALGORITHMS", "build", "train", "codec") if not hasattr(module, member)]
+    if lacking:
+        raise ConfigError(f"the project {name} lacks {', '.join(lacking)}; see docs/code.md")
+    return cast(Project, module)
+
+
+def project_folder() -> Path:
+    """The folder of the project's package."""
+    return Path(project().__file__).parent
+
+
+def _declared() -> str:
+    """The name of the module that declares the project."""
+    if _SETTINGS.is_file():
+        settings = tomllib.loads(_SETTINGS.read_text(encoding="utf-8"))
+        name = settings.get("tool", {}).get("runlab", {}).get("project")
+        if isinstance(name, str):
+            return name
+    names = sorted({point.value for point in entry_points(group="runlab.project")})
+    if len(names) == 1:
+        return names[0]
+    text = f"several projects are installed: {', '.join(names)}" if names else "no project is declared"
+    raise ConfigError(f"{text}; pyproject.toml names it as [tool.runlab] project")
+
+
+def _algorithms() -> dict[str, Entry]:
+    """The algorithms of the project and of installed packages by name; the project's come first."""
+    table = project().ALGORITHMS
+    for name in brought("algorithms"):
+        try:
+            table.setdefault(name, load(f"algo={name}", "algorithms", name))
+        except ConfigError as problem:
+            print(f"note: {problem}", file=sys.stderr)
+    return table
+
+
+ALGORITHMS = _algorithms()

@@ -1,0 +1,62 @@
+"""Parts of messages: short lists, the nearest name, and an error in a line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from runlab.config.secrets import secret_in_value
+from runlab.config.terminal import escaped
+
+ENOUGH = 10  # names in an answer
+_LONGEST_LINE = 700  # of a message
+_SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
+
+
+def choose(wrong: str, allowed: Iterable[Any], where: str = "") -> str:
+    """`did you mean X? allowed: ...` for an unknown name. Of many names the first, and `where` to see all."""
+    names = [str(name) for name in allowed]
+    return f"{nearest(wrong, names)}allowed: {few(names, ENOUGH, where)}"
+
+
+def nearest(wrong: str, allowed: Iterable[str]) -> str:
+    """A hint at the name most like `wrong`, or nothing. A mapping gives the text to show for each name."""
+    meant = allowed if isinstance(allowed, Mapping) else {name: name for name in allowed}
+    names = {name.lower().strip("-="): value for name, value in meant.items()}
+    near = difflib.get_close_matches(wrong[:100].lower().strip("-="), names, n=1, cutoff=0.5)
+    return f"did you mean {names[near[0]]}? " if near else ""
+
+
+def few(names: Sequence[str], most: int = 3, where: str = "") -> str:
+    """The first names, the number of further ones, and `where` to see all."""
+    more = f" and {len(names) - most} more{where and f', see {where}'}" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def readable(message: str) -> str:
+    """`message` without secrets, with long words shortened and unprintable characters escaped."""
+    message = _SECRET_SIZED.sub(
+        lambda found: "(a secret)" if secret_in_value("", found[0]) else found[0], message
+    )
+    long = r"([^\s:]{100})[^\s:]{50,}([^\s:]{50})"
+    message = re.sub(long, lambda word: f"{word[1]}...{word[2]} ({len(word[0]):,} characters)", message)
+    long_line = rf"(?m)^(.{{{_LONGEST_LINE // 2}}}).{{100,}}(.{{{_LONGEST_LINE // 2}}})$"
+    message = re.sub(long_line, lambda line: f"{line[1]}...{line[2]} ({len(line[0]):,} characters)", message)
+    return escaped(message)
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an error; empty for one of a library that cannot give it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, its type where it has none."""
+    # Gymnasium adds these words to a TypeError of an environment.
+    line = (error_text(error) or type(error).__name__).splitlines()[0]
+    return line.partition(" was raised from the environment creator")[0]

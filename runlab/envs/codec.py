@@ -1,0 +1,104 @@
+"""Translation between an environment's spaces and the flat arrays of algorithms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from runlab.errors import ConfigError
+
+_ATARI = (
+    "env.kwargs.obs_type=ram env.kwargs.repeat_action_probability=0 "
+    "env.wrappers.StickyAction.repeat_action_probability=0.25"
+)
+_MOST_STACKED = 16  # up to so many stacked vectors of bytes, such as Atari's memory, are no image
+
+
+def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
+    """Raise `ConfigError` if the observation, or a part of it, is an image of bytes."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for part in space.values() if isinstance(space, spaces.Dict) else space:
+            refuse_images(env_id, part)
+    shape = space.shape or ()
+    large = len(shape) >= 3 or (len(shape) == 2 and min(shape) > _MOST_STACKED)
+    if large and space.dtype == np.uint8:
+        advice = "use an environment with vector observations, or a wrapper in env.wrappers that gives these"
+        if "ALE/" in env_id:  # whose own sticky actions cannot be resumed
+            advice = f"use the memory instead:\n{_ATARI}"
+        raise ConfigError(
+            f"{env_id} observes images {shape}, and the networks are multi-layer perceptrons; {advice}"
+        )
+
+
+class Codec:
+    """Observations and actions of an environment as arrays of numbers; the only place that knows spaces.
+
+    Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. Actions are float32
+    (N, A) in [-1, 1], scaled to the bounds of the Box (components without finite bounds pass unchanged), or
+    integers (N, A) from zero for Discrete, MultiDiscrete and MultiBinary. In a Box of integers each integer
+    has an equal share of [-1, 1].
+    """
+
+    def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.env_id, self.obs_space, self.action_space = env_id, obs_space, action_space
+        if not isinstance(obs_space, spaces.Box | spaces.Discrete):
+            raise ConfigError(
+                f"{env_id} has the observation space {type(obs_space).__name__}; supported: Box, Discrete "
+                "and what Gymnasium flattens to a Box; env.wrappers takes a wrapper that gets there"
+            )
+        self.obs_size = spaces.flatdim(obs_space)
+        self._shape = tuple(action_space.shape or ())
+        self.nvec: tuple[int, ...] = ()  # choices per component; empty for continuous actions
+        self.continuous = isinstance(action_space, spaces.Box)
+        self.bounded = False  # actions are continuous and every component has finite bounds
+        if isinstance(action_space, spaces.Box):
+            low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            self.bounded, self.action_size = bool(bounded.all()), len(low)
+            bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+            self._low, self._high = low + 0.0, high + 0.0  # no -0.0: np.minimum may return either zero
+            self._whole = np.issubdtype(action_space.dtype, np.integer)
+            if self._whole:  # half a step beyond both ends, so that these have a full share
+                bottom, top = low - 0.5, high + 0.5
+            kind = np.float64 if self._whole else np.float32
+            self._center = (bottom / 2 + top / 2).astype(kind)
+            self._half = (top / 2 - bottom / 2).astype(kind)
+            self._limit = np.where(bounded, 1.0, np.inf).astype(np.float32)
+            return
+        if isinstance(action_space, spaces.Discrete):
+            choices, self._start = np.array([action_space.n]), np.array([action_space.start])
+        elif isinstance(action_space, spaces.MultiDiscrete):
+            choices, self._start = action_space.nvec.reshape(-1), action_space.start.reshape(-1)
+        elif isinstance(action_space, spaces.MultiBinary):
+            choices, self._start = np.full(np.prod(action_space.shape), 2), np.array([0])
+        else:
+            raise ConfigError(
+                f"{env_id} has the action space {action_space}; supported: Box, Discrete, MultiDiscrete and "
+                "MultiBinary; env.wrappers takes a wrapper that gets there"
+            )
+        self.nvec = tuple(map(int, choices))
+        self.action_size = len(self.nvec)
+
+    def encode_obs(self, obs: Any) -> np.ndarray:
+        """A batch of raw observations as float32 (N, O)."""
+        batch = np.asarray(obs)
+        if isinstance(self.obs_space, spaces.Discrete):
+            one_hot = np.zeros((len(batch), self.obs_size), np.float32)
+            one_hot[np.arange(len(batch)), batch - self.obs_space.start] = 1.0
+            return one_hot
+        return batch.reshape(len(batch), -1).astype(np.float32)
+
+    def decode_action(self, action: np.ndarray) -> np.ndarray:
+        """Algorithm actions (N, A) as a batch of the environment's own actions."""
+        if self.nvec:
+            return (action + self._start).reshape(-1, *self._shape)  # type: ignore[no-any-return]
+        # Like np.clip, in half the time.
+        native: np.ndarray = np.minimum(np.maximum(action, -self._limit), self._limit)
+        native = native * self._half + self._center
+        if self._whole:
+            native = np.rint(native)
+        # Rounding in the scaling may step over a bound by one ulp, which some environments reject.
+        native = np.minimum(np.maximum(native, self._low), self._high)
+        return native.reshape(-1, *self._shape).astype(self.action_space.dtype, copy=False)

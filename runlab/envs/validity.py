@@ -1,0 +1,105 @@
+"""Checks of the values that an environment returns, always on.
+
+An observation that is not finite or not of the kind that its space announces, a reward that is no finite
+number, and a flag that is neither true nor false end the run before anything learns from them. `RunError`
+names the value and the expected kind.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from runlab.errors import RunError
+
+# Algorithms compute in float32: greater numbers become infinite there.
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def checked_parts(result: Any, names: tuple[str, ...]) -> Sequence[Any]:
+    """The result of `reset` or `step`, which has as many parts as there are names."""
+    several = result.__class__ is tuple or isinstance(result, tuple | list)  # the first takes less time
+    if several and len(result) == len(names):
+        return result  # type: ignore[no-any-return]
+    value = f"{len(result)} values" if several else _shown(result)
+    raise RunError(f"the environment returned {value}, expected {len(names)} values: {', '.join(names)}")
+
+
+def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
+    """A function that returns an observation in the form of the space, or raises `RunError`.
+
+    Values of a Box may lie outside its bounds: these are often rough, and no code here relies on them.
+    """
+    if isinstance(space, spaces.Discrete):
+        return lambda obs: _checked_choice(obs, space)
+    assert isinstance(space, spaces.Box), space  # `Codec` has refused other spaces
+    shape, dtype = space.shape, space.dtype
+
+    def check(obs: Any) -> np.ndarray:
+        array: np.ndarray = obs
+        if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
+            array = np.asarray(obs)
+            if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise RunError(
+                    f"the observation is {_shown(obs)}, expected an array of {dtype} with the shape {shape}"
+                )
+            if dtype.kind in "iu" and (array.astype(dtype) != array).any():
+                raise RunError(
+                    f"the observation has {array.tolist()!r:.80}, expected numbers that {dtype} holds"
+                )
+            if dtype.itemsize < 4:  # bytes: large numbers become infinite
+                with np.errstate(over="ignore"):
+                    array = array.astype(dtype)
+        # A sum keeps NaN and infinity. This one takes less time than a test of each value.
+        if float(np.vdot(array, array)) <= _LARGEST:
+            return array
+        values = array.reshape(-1)
+        wrong = ~(np.abs(values) <= np.float64(_LARGEST))
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise RunError(
+                f"the observation has {values[place]} in place {place + 1} of {len(values)}, "
+                "expected a finite number that float32 holds"
+            )
+        return array
+
+    return check
+
+
+def _checked_choice(obs: Any, space: spaces.Discrete[Any]) -> int:
+    if space.contains(obs):
+        return int(obs)
+    first, last = space.start, space.start + space.n - 1
+    raise RunError(f"the observation is {_shown(obs)}, expected a whole number from {first} to {last}")
+
+
+def checked_reward(reward: Any) -> float:
+    """A reward as a finite number."""
+    try:
+        value = reward if reward.__class__ is float else float(np.asarray(reward).item())
+    except (TypeError, ValueError):  # no number, or several
+        value = np.nan
+    if not -_LARGEST <= value <= _LARGEST:
+        raise RunError(f"the reward is {_shown(reward)}, expected a finite number that float32 holds")
+    return value
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """A flag of a step as a bool."""
+    if value.__class__ is bool:
+        return bool(value)
+    array = np.asarray(value)
+    if array.size == 1 and array.item() in (0, 1):
+        return bool(array.item())
+    raise RunError(f"{name} is {_shown(value)}, expected true or false")
+
+
+def _shown(value: Any) -> str:
+    """A value in a few words and one line."""
+    if isinstance(value, np.ndarray) and value.size != 1:
+        return f"an array of {value.dtype} with the shape {value.shape}"
+    return f"{' '.join(reprlib.repr(value).split())} ({type(value).__name__})"

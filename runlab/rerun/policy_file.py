@@ -1,0 +1,98 @@
+"""Policies in small files: a checkpoint in which all tensors that acting does not read are zero.
+
+A policy file is a ZIP with the two files of one checkpoint, in the format of a run's `checkpoints/`. So every
+command that loads the policy of a run also loads a policy file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from runlab.config.texts import choose, first_line
+from runlab.errors import ConfigError
+from runlab.run import paths
+from runlab.run.read import find_run
+
+POLICIES = Path("results") / "policies"
+_FILES = re.compile(r"(step_\d{1,18})\.json \1\.pt")
+_OF_TRAINING = ("streams", "envs", "obs")  # parts of a state that acting does not need
+# The zeros of a policy file are packed well: those of SAC are an eleventh of their checkpoints.
+_MOST_RATIO, _FEW_BYTES = 100, 16_000_000
+
+
+@contextlib.contextmanager
+def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterator[Path]:
+    """The folder with the checkpoints that `run=RUN` or `policy=NAME` names, while the block runs.
+
+    NAME is a file in results/policies without its ending, or a path that ends in .zip. Raises ConfigError.
+    """
+    if (run is None) == (policy is None):
+        raise ConfigError("give run=RUN or policy=NAME, one of the two")
+    if run is not None:
+        yield find_run(run, runs_dir)
+        return
+    file = Path(str(policy))
+    if file.suffix != ".zip":
+        names = sorted(path.stem for path in POLICIES.glob("*.zip"))
+        if policy not in names:
+            answer = choose(str(policy), names, str(POLICIES)) if names else "give a path that ends in .zip"
+            raise ConfigError(f"policy={policy}: no such file in {POLICIES}; {answer}")
+        file = POLICIES / f"{policy}.zip"
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / file.stem
+        try:
+            _unpack(file, run_dir / paths.CHECKPOINTS)
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+            raise ConfigError(f"policy={policy}: {file} cannot be read: {first_line(error)}") from None
+        yield run_dir
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    """Write the two files of the checkpoint; `ValueError` for another archive, before anything is written."""
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        if not _FILES.fullmatch(" ".join(sorted(part.filename for part in parts))):
+            raise ValueError("expected the two files of one checkpoint, step_N.json and step_N.pt")
+        most = max(_FEW_BYTES, _MOST_RATIO * file.stat().st_size)
+        if sum(part.file_size for part in parts) > most:
+            raise ValueError(f"it unpacks to more than {most:,} bytes")
+        archive.extractall(folder)
+
+
+def export_policy(run_dir: Path, file: Path) -> None:
+    """Write the newest policy of a run into a policy file."""
+    import numpy as np
+    import torch
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    from runlab.rerun.policy import load_policy
+    from runlab.run.checkpoint import Checkpoints, newest_checkpoint
+
+    checkpoint = newest_checkpoint(run_dir, print, experience=False)
+    if checkpoint is None:
+        raise ConfigError(f"{run_dir} has no checkpoint yet")
+    _, algorithm, envs = load_policy(run_dir, path=checkpoint.path)
+    rng = np.random.default_rng(0)
+    obs = rng.normal(scale=3.0, size=(4096, envs.codec.obs_size)).astype(np.float32)
+    expected = algorithm.act(obs)
+    leaves, form = tree_flatten({k: v for k, v in checkpoint.state.items() if k not in _OF_TRAINING})
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            # If noise in the place of a tensor does not change the actions, acting does not read it.
+            leaves[index] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(leaf.shape))).to(leaf.dtype)
+            algorithm.load_state_dict(tree_unflatten(leaves, form))
+            leaves[index] = torch.zeros_like(leaf) if np.array_equal(algorithm.act(obs), expected) else leaf
+    state = tree_unflatten(leaves, form)
+    algorithm.close()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        path = Checkpoints(Path(folder), checkpoint.config, keep=1).save(int(state["env_steps"]), state, None)
+        for part in (path, path.with_suffix(".json")):
+            # Without a time stamp, so that equal policies give equal files.
+            archive.writestr(zipfile.ZipInfo(part.name), part.read_bytes(), zipfile.ZIP_DEFLATED)

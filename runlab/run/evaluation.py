@@ -1,0 +1,70 @@
+"""Evaluation of a policy: whole episodes in new environments, by a run in progress or of a recorded one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runlab.envs.global_rng import own_global_rng
+from runlab.envs.recorder import ActionRecorder
+from runlab.interfaces import Codec, Episode
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+# Bound, in steps, for environments without a longer time limit: a good policy might never end an episode.
+_LONGEST_EPISODE = 10_000
+LONGEST_VIDEO = 1_000  # steps of an episode that a video shows
+
+
+def evaluate(
+    make_env: Callable[[], gym.Env[Any, Any]],
+    codec: Codec,
+    act: Callable[[np.ndarray], np.ndarray],
+    seeds: Sequence[int],
+    taken: list[Any] | None = None,
+    most_beside: int = 50,  # no fewer than the recipes' `eval_episodes`: other batches may round otherwise
+) -> list[Episode]:
+    """One whole episode for each of `seeds`, up to `most_beside` side by side with one policy call per step.
+
+    Every episode has a new environment, because some keep state between episodes, such as Box2D's worlds. So
+    the result depends on the policy and the seeds alone. `taken` gets the actions of all steps.
+    """
+    episodes = list[Episode]()
+    with own_global_rng(seeds[0]):
+        for first in range(0, len(seeds), most_beside):
+            episodes += _evaluate_batch(make_env, codec, act, seeds[first : first + most_beside], taken)
+    return episodes
+
+
+def _evaluate_batch(
+    make_env: Callable[[], gym.Env[Any, Any]],
+    codec: Codec,
+    act: Callable[[np.ndarray], np.ndarray],
+    seeds: Sequence[int],
+    taken: list[Any] | None,
+) -> list[Episode]:
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(contextlib.closing(make_env())) for _ in seeds]
+        longest = max(_LONGEST_EPISODE, (made[0].spec and made[0].spec.max_episode_steps) or 0)
+        envs = [ActionRecorder(env, codec.env_id) for env in made]  # which checks observations and rewards
+        obs = [env.reset(seed) for env, seed in zip(envs, seeds, strict=True)]
+        returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
+        running = list(range(len(seeds)))
+        while running:
+            actions = codec.decode_action(act(codec.encode_obs([obs[i] for i in running])))
+            if taken is not None:
+                taken.extend(copy.deepcopy(actions))  # some environments change an action in place
+            still = []
+            for i, action in zip(running, actions, strict=True):
+                obs[i], reward, terminated, truncated = envs[i].step(action)
+                returns[i] += reward
+                lengths[i] += 1
+                if not (terminated or truncated or lengths[i] == longest):
+                    still.append(i)
+            running = still
+    return [Episode(*each) for each in zip(returns, lengths, strict=True)]

@@ -1,0 +1,113 @@
+"""Limits on checkpoints of other people, which are tried before memory or a disk is filled.
+
+A whole checkpoint is honest about its size: its archive is stored as it is, and its tensors are as large as
+their files. A network is no larger than the tensors that it is filled from.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from runlab.config.algorithms import AlgoConfig
+from runlab.errors import ConfigError
+from runlab.interfaces import Algorithm
+
+_MOST_VALUES = 2_000_000
+_DEEPEST = 50
+_OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need
+_VIEWS = 8  # several tensors may be views of one storage
+
+
+class Excess(ValueError):
+    """The content of a file is larger, or of another kind, than a checkpoint has."""
+
+
+def check_archive(path: Path) -> None:
+    """Raise `Excess` if the file is no archive that `torch.save` writes, or unpacks to more than it holds.
+
+    Without this, torch reads compressed archives and older formats, which may fill the memory.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise Excess(f"is no archive of torch: {error}") from None
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise Excess("is compressed, which no checkpoint is")
+    if sum(part.file_size for part in parts) > path.stat().st_size:
+        raise Excess("holds less than it says")
+
+
+def check_content(content: Any, most_bytes: int) -> None:
+    """Raise `Excess` for endless nesting, and for tensors that are larger than a file of `most_bytes`."""
+    if not isinstance(content, dict):
+        raise Excess(f"holds a {type(content).__name__}, and no state")
+    leaves = [*_leaves(content)]
+    size = sum(leaf.numel() * leaf.element_size() for leaf in leaves if hasattr(leaf, "numel"))
+    if size > _VIEWS * most_bytes:
+        raise Excess(f"has tensors of {size:,} bytes in a file of {most_bytes:,}")
+
+
+def _leaves(content: Any) -> Iterator[Any]:
+    waiting, count = [(content, 0)], 1
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, Mapping):
+            parts: Sequence[Any] = [*value.values()]
+            if any(type(key) not in (str, int) for key in value):
+                raise Excess("has keys that are no text")
+        elif isinstance(value, list | tuple):
+            parts = value
+        else:
+            yield value
+            continue
+        count += len(parts)  # a part that is in several places counts each time
+        if depth == _DEEPEST or count > _MOST_VALUES:
+            raise Excess("is nested too deeply" if depth == _DEEPEST else "has too many values")
+        waiting += ((part, depth + 1) for part in parts)
+
+
+def check_networks(config: AlgoConfig, state: Any, name: str) -> None:
+    """Raise `ConfigError` if the networks of a configuration are larger than the tensors of a state."""
+    held = sum(value.numel() for value in _leaves(state) if hasattr(value, "numel"))
+    if (least := config.least_parameters()) > held:
+        raise ConfigError(f"{name}: has {held:,} numbers, and its networks are larger: {least:,} or more")
+
+
+def load_to_act(
+    algorithm: Algorithm, state: Mapping[str, Any], obs_size: int, num_envs: int, name: str
+) -> None:
+    """Load a state that was made with `num_envs` environments into an algorithm with one, for acting.
+
+    Raises `ConfigError` if it does not fit, or if actions are not finite.
+    """
+    import numpy as np  # checkpoints are also read where nothing is computed
+
+    if (misfit := next(_misfits(algorithm.state_dict(), state, num_envs), None)) is not None:
+        raise ConfigError(f"{name}: does not fit its own configuration: {misfit}")
+    algorithm.load_state_dict(state)
+    if not np.isfinite(algorithm.act(np.zeros((1, obs_size), np.float32))).all():
+        raise ConfigError(f"{name}: its policy gives actions that are not finite")
+
+
+def _misfits(fresh: Any, state: Any, num_envs: int, path: str = "state") -> Iterator[str]:
+    """Values of a state that are missing, of another type or shape, or NaN."""
+    if isinstance(fresh, Mapping) and isinstance(state, Mapping):
+        for key, value in fresh.items():
+            if key in state:
+                yield from _misfits(value, state[key], num_envs, f"{path}.{key}")
+            elif key not in _OF_TRAINING:
+                yield f"{path}.{key} is missing"
+    elif fresh is not None and type(fresh) is not type(state):
+        yield f"{path} is {type(state).__name__}, expected {type(fresh).__name__}"
+    elif hasattr(fresh, "numel") and fresh.numel():  # one of no elements may have grown since
+        was, now = tuple(state.shape), tuple(fresh.shape)
+        rows = tuple(1 if b == 1 and a == num_envs else a for a, b in zip_longest(was, now))
+        if (rows, state.dtype, state.layout) != (now, fresh.dtype, fresh.layout):
+            yield f"{path} is {state.dtype} {list(was)}, expected {fresh.dtype} {list(now)}"
+        elif not state.isfinite().all():
+            yield f"{path} has numbers that are not finite"

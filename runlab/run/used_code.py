@@ -1,0 +1,296 @@
+"""The code that a run uses: files of the repository, and digests of code that git does not have.
+
+The process of a run knows its modules (`sys.modules`). Files that Python opens are noted by an audit hook,
+which costs a run nothing that can be measured. Files that compiled code opens by itself are not seen.
+
+Code outside is a module that is neither in the snapshot nor of an installed package: a package that git
+ignores or that a link leads to, a folder in front on PYTHONPATH, an installation in editable form. So is an
+ignored file that was opened. It is not stored; a digest lets other code of the same name be noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from runlab.config.affects_results import is_prose
+from runlab.config.secrets import masked
+from runlab.config.texts import few
+from runlab.run.git.command import GitError, as_text, repository
+from runlab.run.git.snapshot import GitRecord
+from runlab.run.module_specs import module_specs
+
+_MOST_FILES = 2000  # of a package outside that its digest knows; its source comes first
+_WHOLE_BYTES = 100_000_000  # of a package outside that its digest reads; of what is beyond, the sizes count
+_SOURCES = (".py", ".so", ".pyd")
+_READING = frozenset({"open", "sqlite3.connect", "ctypes.dlopen"})  # audit events about a path
+# Made by tools in an environment of Python, and imported at the start of any process.
+_OF_ENVIRONMENTS = ("__main__", "__mp_main__", "_virtualenv")
+
+_opened: set[str] = set()  # absolute paths in the repository that this process has opened
+_tops: list[str] = []  # the top of the repository that is watched
+
+
+@dataclass(slots=True, kw_only=True)
+class UsedCode:
+    """Files of the repository that a run used, relative to its top, and the digest of each part outside.
+
+    A part outside has the name of its module, or the path of an ignored file.
+    """
+
+    files: list[str] = field(default_factory=list)
+    outside: dict[str, str] = field(default_factory=dict)
+
+    def joined(self, other: UsedCode) -> UsedCode:
+        """The code of this and of another part of a run."""
+        files = sorted({*self.files, *other.files})
+        return UsedCode(files=files, outside=other.outside | self.outside)
+
+
+def files_of(used: UsedCode | None) -> list[str] | None:
+    """The files that a run used; None: an earlier version did not record them."""
+    return None if used is None else used.files
+
+
+def outside_changes(a: UsedCode | None, b: UsedCode | None) -> dict[str, tuple[str | None, str | None]]:
+    """Digests of both, by name, of code outside of the repository that differs; none if one is unknown."""
+    if a is None or b is None:
+        return {}
+    names = sorted({*a.outside, *b.outside})
+    pairs = {name: (a.outside.get(name), b.outside.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+class CodeWatch:
+    """Notes what this process opens from now on, and finds the code that it uses.
+
+    `git` is the snapshot of the repository around `project`. What lies in the folders `aside` is no code.
+    """
+
+    def __init__(self, project: Path, git: GitRecord, aside: Iterable[Path] = ()) -> None:
+        self._top, self._recorded, self._submodules = project.resolve(), None, list[str]()
+        with suppress(GitError, OSError), repository(project) as commands:
+            self._top = commands.top.resolve()
+            if git.tree is not None:
+                listed = [each.partition(b"\t") for each in commands.names("ls-tree", "-r", "-z", git.tree)]
+                left_out = (str(each["path"]) for each in git.skipped)
+                self._recorded = {*(as_text(path) for _, _, path in listed), *left_out}
+                self._submodules = [f"{as_text(path)}/" for facts, _, path in listed if b" commit " in facts]
+        places = [path.resolve() for path in aside]
+        self._aside = {path for path in places if not self._top.is_relative_to(path)}
+        self.places = dict[str, Path]()  # of the code outside
+        _listen()
+        _opened.clear()
+        _tops[:] = [f"{self._top}{os.sep}"]
+
+    def used(self, modules: Mapping[str, Any] | None = None) -> UsedCode:
+        """The code that was used up to now; `modules` stand in for those of this process."""
+        files, outside, installed = set[str](), dict[str, Path](), _Installed()
+        # A module inside of a package that is known belongs to it: torch's compiler makes some of its own.
+        ends = set[str]()
+        for name, file in _modules(sys.modules if modules is None else modules):
+            is_installed = installed.has(file)
+            if not is_installed and (path := self._path(file)) is not None:
+                files.add(path)
+            elif name not in _OF_ENVIRONMENTS and not _parents(name) & ends:
+                ends.add(name)
+                if not is_installed:
+                    outside[name] = file
+        packages = {file.parent for file in outside.values() if _is_package(file)}  # with their data
+        opened = [Path(path) for path in sorted([*_opened])]
+        for file in (each for each in opened if not {*each.parents} & self._aside):
+            if (path := self._path(file)) is not None:
+                files.add(path)
+            elif self._is_data(file) and not {*file.parents} & packages:
+                outside[masked(file.relative_to(self._top).as_posix())] = file
+        self.places = outside
+        with _unheard():
+            return UsedCode(files=sorted(files), outside=_digests(outside))
+
+    def __str__(self) -> str:
+        """The code outside, and its places."""
+        return few([f"{name} ({file})" for name, file in sorted(self.places.items())])
+
+    def _path(self, file: Path) -> str | None:
+        """The path of a file in the snapshot; None: it is not there."""
+        real = _real_folder(str(file.parent)) / file.name
+        if not real.is_relative_to(self._top):
+            return None
+        real = real.resolve()
+        if not real.is_relative_to(self._top):
+            return None
+        path = as_text(os.fsencode(real.relative_to(self._top).as_posix()))
+        recorded = self._recorded is None or path in self._recorded or path.startswith((*self._submodules,))
+        return path if recorded else None
+
+    def _is_data(self, file: Path) -> bool:
+        """True for a file of the repository that git ignores and that is neither a cache nor of a run."""
+        if self._recorded is None or not file.is_relative_to(self._top) or not file.is_file():
+            return False
+        parts = file.relative_to(self._top).parts
+        if file.suffix in (".py", ".pyc") or any(part.startswith((".", "__")) for part in parts):
+            return False
+        folders = (folder for folder in file.parents if folder.is_relative_to(self._top))
+        return not _is_program(file) and not any((folder / "pyvenv.cfg").exists() for folder in folders)
+
+
+def digests_now(project: Path, used: UsedCode) -> UsedCode:
+    """`used` with the digests that its code outside has now, without what is gone. Nothing is imported."""
+    places = {name: _ignored_file(project, name) or _module_file(name) for name in used.outside}
+    present = {name: file for name, file in places.items() if file is not None}
+    return UsedCode(files=used.files, outside=_digests(present))
+
+
+def _module_file(name: str) -> Path | None:
+    spec = next((each for each in module_specs(name) if each.name == name and each.has_location), None)
+    return None if spec is None else Path(f"{spec.origin}")
+
+
+def _ignored_file(project: Path, name: str) -> Path | None:
+    """The file `name` of the repository around `project`."""
+    folders = [project, *project.parents]
+    top = next((folder for folder in folders if (folder / ".git").exists()), project)
+    return top / name if (top / name).is_file() else None
+
+
+@cache
+def _listen() -> None:
+    """Have `_opened` filled from now on; an audit hook cannot be removed."""
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    if event not in _READING:  # as nearly all are: the rest may be slow
+        return
+    with suppress(OSError, TypeError, ValueError, IndexError):  # whatever it is called with, it must not fail
+        if event == "open":
+            mode, flags = args[1:3]
+            if "r" not in mode if isinstance(mode, str) else flags & os.O_ACCMODE == os.O_WRONLY:
+                return
+        path = os.path.normpath(Path(os.fsdecode(args[0])).absolute())
+        if any(path.startswith(top) or os.path.realpath(path).startswith(top) for top in _tops):
+            _opened.add(path)
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Notes nothing while the block reads files itself."""
+    tops, _tops[:] = [*_tops], []
+    try:
+        yield
+    finally:
+        _tops[:] = tops
+
+
+def _modules(modules: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """The modules that are files, each package before what is inside of it."""
+    for name, module in sorted([*modules.items()]):
+        try:
+            values = object.__getattribute__(module, "__dict__")  # asking a lazy module would import it
+        except AttributeError:
+            continue
+        if isinstance(file := values.get("__file__"), str):
+            yield name, Path(os.path.normpath(Path(file).absolute()))
+
+
+def _parents(name: str) -> set[str]:
+    parts = name.split(".")
+    return {".".join(parts[:count]) for count in range(1, len(parts))}
+
+
+@cache
+def _installed_names(_import_path: tuple[str, ...]) -> Collection[str]:
+    """The first parts of the names of files of installed packages, and of modules where these are not listed.
+
+    `packages_distributions()` gives the names of their modules alone, and takes ten times as long.
+    """
+    lists = (each.read_text(name) or "" for each in distributions() for name in ("RECORD", "top_level.txt"))
+    return {re.split("[/.,]", line, maxsplit=1)[0] for text in lists for line in text.splitlines()}
+
+
+class _Installed:
+    """The modules of Python itself and of installed packages."""
+
+    def __init__(self) -> None:
+        self._roots = sorted(
+            {os.path.realpath(path or os.curdir) for path in sys.path}, key=len, reverse=True
+        )
+        paths = sysconfig.get_paths()
+        self._python = [os.path.realpath(paths[kind]) for kind in ("stdlib", "platstdlib")]
+        self._python += [f"{path}{os.sep}lib-dynload" for path in self._python]
+        self._names = _installed_names(tuple(sys.path))
+        self._root_of, self._has_packages = cache(self._find_root), cache(self._find_packages)
+
+    def has(self, file: Path) -> bool:
+        folder = _real_folder(str(file.parent))
+        root = self._root_of(str(folder))
+        if root is not None and self._has_packages(root):
+            # The name of the package, which may be imported by another name.
+            top = str(folder / file.name)[len(root) + 1 :].partition(os.sep)[0].partition(".")[0]
+            if top in self._names:
+                return True
+        return root in self._python or _is_program(folder / file.name)
+
+    def _find_root(self, folder: str) -> str | None:
+        roots = (*self._roots, *self._python)
+        return next((root for root in roots if f"{folder}{os.sep}".startswith(f"{root}{os.sep}")), None)
+
+    def _find_packages(self, root: str) -> bool:
+        """True for a folder into which packages are installed. The source of an editable one is none."""
+        folder = Path(root)
+        return folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
+
+
+def _is_program(file: Path) -> bool:
+    """True for what torch compiled, which sets these variables. It follows from other code."""
+    caches = (os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"))
+    return any(file.is_relative_to(_real_folder(cache)) for cache in caches if cache)
+
+
+@cache
+def _real_folder(path: str) -> Path:
+    return Path(path).resolve()
+
+
+def _digests(places: Mapping[str, Path]) -> dict[str, str]:
+    return {name: _digest(file) for name, file in sorted(places.items())}
+
+
+def _is_package(file: Path) -> bool:
+    return file.name.startswith("__init__.")
+
+
+def _digest(file: Path) -> str:
+    """Stands for a module that is a file, or for all files of a package that may be code or data."""
+    digest, read = xxhash.xxh3_128(), 0
+    folder = file.parent
+    for each in _package_files(folder) if _is_package(file) else [file]:
+        with suppress(OSError), each.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            digest.update(f"{each.relative_to(folder).as_posix()}\0{size}\0".encode(errors="replace"))
+            if (read := read + size) <= _WHOLE_BYTES:
+                digest.update(opened.read())
+    return digest.hexdigest()
+
+
+def _package_files(folder: Path) -> list[Path]:
+    """The files of a package, its source first; of a very large one not all."""
+    files = list[Path]()
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        counted = (name for name in sorted(names) if not is_prose(name) and not name.endswith(".pyc"))
+        files += (Path(place, name) for name in counted)
+        if len(files) > 10 * _MOST_FILES:
+            break
+    return sorted(files, key=lambda file: file.suffix not in _SOURCES)[:_MOST_FILES]
