@@ -43,7 +43,7 @@ def lossy(stream: TextIO) -> TextIO:
 
 
 _open_standard_streams()
-# Started as `python -m rltemplate...` or as the installed program.
+# Started as `python -m runlab...` or as the installed program.
 if os.path.basename(sys.argv[0]) in ("-m", __name__):  # noqa: PTH119
     # A launcher may block signals while it starts a process, which inherits that and would never hear Ctrl-C.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -17,6 +17,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from runlab import __version__
+
 # CPU flags that select another code path, and so other bits, in BLAS, oneDNN, SLEEF or the C library.
 CPU_FLAGS = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
@@ -63,14 +65,16 @@ def machine_facts() -> dict[str, Any]:
 
 
 def package_versions(compiles: bool = False) -> dict[str, str]:
-    """Versions of installed distributions by normalised name; of two versions the one that Python imports.
+    """Versions of installed distributions by normalised name, and of this package.
+
+    Of two versions of a distribution it is the one that Python imports.
 
     They are those at the start of the process, and do not depend on what it has imported.
 
     With `compiles` the C++ compiler is one of them. The name of a metadata folder has name and version (wheel
     format, "File name convention"). Reading names is a hundred times faster than parsing metadata.
     """
-    versions = {COMPILER: compiler_version() or "none"} if compiles else dict[str, str]()
+    versions = {"runlab": __version__} | ({COMPILER: compiler_version() or "none"} if compiles else {})
     for entry in _IMPORT_PATH:
         for folder in Path(entry or ".").glob("*.dist-info"):
             name, _, version = folder.stem.partition("-")
@@ -111,6 +115,15 @@ def cpu_model() -> dict[str, str]:
 def cpu_family() -> int:
     """The family number of an x86 CPU, such as 26 for AMD's Zen 5; 0 if there is none."""
     return int(_first_core().get("cpu family", "0"))
+
+
+def blas_kernels(products: str) -> str | None:
+    """The kernels of numpy's OpenBLAS that go with a way of matrix products; None: as inherited.
+
+    With those for Haswell a row's results depend on that row alone (determinism/blas.py). Those for AVX-512
+    compute a single row in another way.
+    """
+    return "Haswell" if products == "blas" and {"avx2", "fma"} <= cpu_identity()[1] else None
 
 
 @cache

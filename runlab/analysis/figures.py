@@ -31,7 +31,7 @@ _STYLE: dict[Any, Any] = {
     "figure.subplot.wspace": 0.3,
     "figure.subplot.hspace": 0.45,
     "text.parse_math": False,  # names are text, also with a $ in them
-    "svg.hashsalt": "rltemplate",
+    "svg.hashsalt": "runlab",
     "savefig.bbox": "tight",
 }
 

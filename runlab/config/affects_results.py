@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from runlab.config.project import project
+
 _PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
-_PACKAGE = __name__.partition(".")[0]
 
 # Root keys of the configuration about the place and the purpose of a run.
 BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "name", "note", "baseline", "baseline_check")
@@ -31,7 +32,7 @@ _COMPUTING_FACTS = ("architecture", "cpu", "cpu_flags", "logical_cores", *GPU_FA
 
 # The machinery that starts, observes and reads runs, and changes none. It is imported by every run.
 _OBSERVING = tuple(
-    f"{_PACKAGE}/{name}"
+    f"runlab/{name}"
     for name in (
         *("analysis", "launch", "rerun", "run", "__main__.py"),
         *("config/affects_results.py", "config/cli", "config/command_args.py", "config/secrets.py"),
@@ -40,6 +41,7 @@ _OBSERVING = tuple(
 # The process of a run loads none of these files. Versions of packages are read from the installation.
 _IDLE_PATHS = (
     *("bench", "conf", "docs", "results", "scripts", "tests", "LICENSE", "Makefile", "requirements.lock"),
+    *("CITATION.cff", "Dockerfile", "mkdocs.yml"),
     *_OBSERVING,
 )
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html", ".mp4", ".gif", ".tex", ".bib", ".pdf")
@@ -73,8 +75,8 @@ _IDLE_PACKAGES = {
     *("pre-commit", "cfgv", "identify", "nodeenv", "virtualenv", "distlib", "python-discovery"),
     *("pip", "pip-tools", "build", "pyproject-hooks", "setuptools", "wheel"),
     *("hatchling", "tomlkit", "trove-classifiers", "pyte", "wcwidth"),
-    # this project: its code is compared, not its number
-    _PACKAGE.replace("_", "-"),
+    # its code is compared, not its number
+    "runlab",
 }
 # Packages that compute in every run: installing or removing one is a difference as well. Unchanged code does
 # not load any other package that was installed later.
@@ -93,7 +95,8 @@ def fact_affects_results(name: str) -> bool:
 
 def package_affects_results(name: str) -> bool:
     """True if another version of this package, by its normalised name, may change results."""
-    return name not in _IDLE_PACKAGES and not name.startswith("opentelemetry-")
+    own = project().__name__.partition(".")[0].replace("_", "-")  # its code is compared, not its number
+    return name not in (*_IDLE_PACKAGES, own) and not name.startswith("opentelemetry-")
 
 
 def code_rule(*used: Collection[str] | None) -> Callable[[str], bool]:

@@ -10,8 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from runlab.config.schema import AUTO, Config, Level, Products
-from runlab.determinism.levels import blas_kernels
-from runlab.machine import cpp_compiler, usable_cores
+from runlab.machine import blas_kernels, cpp_compiler, usable_cores
 
 # The keys that take `auto`, each with its plainest value. They change the speed of a run and, except for the
 # workers, the last bits of its numbers.

@@ -18,15 +18,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runlab.config.auto import AUTO_KEYS, may_compile, resolved
-from runlab.config.project import ALGORITHMS
+from runlab.config.project import ALGORITHMS, project_folder
 from runlab.config.schema import AUTO, ComposedConfig, Config, Level, check_kinds, register_schemas
 from runlab.config.texts import choose
 from runlab.config.yaml_files import parse
 from runlab.errors import ConfigError
 
-# Inside the package where it is installed from a wheel, else beside it.
-_PACKAGE = Path(__file__).resolve().parents[1]
-CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
+# Inside the package of the project where that is installed from a wheel, else beside it.
+CONF = next(
+    folder / "conf" for folder in (project_folder(), project_folder().parent) if (folder / "conf").is_dir()
+)
 _MOST_VALUES = 10_000  # of a recorded configuration; OmegaConf takes a second for four thousand
 _LEAST = 1.2e-38  # a smaller number is 0 in float32, and a divisor such as algo.adam_eps must not be
 _MOST_LISTED = 64  # of numbers with a range, such as hidden layers

@@ -22,7 +22,6 @@ from runlab.errors import ConfigError
 if TYPE_CHECKING:
     from gymnasium import spaces
 
-    from runlab.config.schema import Config
     from runlab.interfaces import Algorithm, Codec, Environments, Observers
 
 _SETTINGS = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -35,10 +34,10 @@ class Project(Protocol):
     __name__: str
     ALGORITHMS: dict[str, Entry]
 
-    def build(self, config: Config) -> tuple[Algorithm, Environments]:
+    def build(self, config: Any) -> tuple[Algorithm, Environments]:
         """The algorithm of a configuration and its environments; `ConfigError` if they do not fit."""
 
-    def train(self, config: Config, algorithm: Algorithm, observers: Observers) -> None:
+    def train(self, config: Any, algorithm: Algorithm, observers: Observers) -> None:
         """The loop: train and observe until the run is complete or asked to end."""
 
     def codec(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Codec:

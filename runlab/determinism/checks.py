@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from runlab.determinism import golden, kernels
-from runlab.determinism.levels import PROMISES, blas_kernels
+from runlab.determinism.levels import PROMISES
 from runlab.determinism.libraries import openblas_kernels
 from runlab.determinism.switches import resolve_device, use_blas_threads
 from runlab.errors import ConfigError
 from runlab.interfaces import Algorithm, ForwardPass, forward_passes_of
+from runlab.machine import blas_kernels
 
 if TYPE_CHECKING:
     from runlab.config.schema import Config, DeterminismConfig

@@ -116,15 +116,6 @@ def on_cpu(products: str) -> str:
     return "strict" if vendor == "GenuineIntel" and "avx2" in flags else "padded"
 
 
-def blas_kernels(products: str) -> str | None:
-    """The kernels of numpy's OpenBLAS that go with a way of matrix products; None: as inherited.
-
-    With those for Haswell a row's results depend on that row alone (determinism/blas.py). Those for AVX-512
-    compute a single row in another way.
-    """
-    return "Haswell" if products == "blas" and {"avx2", "fma"} <= cpu_identity()[1] else None
-
-
 def strict_branch() -> str:
     """The strict branch of MKL for this CPU."""
     return "AVX512,STRICT" if "avx512f" in cpu_identity()[1] else "AVX2,STRICT"

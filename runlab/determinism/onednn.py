@@ -34,9 +34,9 @@ def _shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-torch.library.define("rltemplate::product", "(Tensor a, Tensor b, Tensor? bias) -> Tensor")
-torch.library.impl("rltemplate::product", "CPU", _product)
-torch.library.register_fake("rltemplate::product", _shape)
+torch.library.define("runlab::product", "(Tensor a, Tensor b, Tensor? bias) -> Tensor")
+torch.library.impl("runlab::product", "CPU", _product)
+torch.library.register_fake("runlab::product", _shape)
 
 
 def onednn_is_faster() -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from runlab.analysis.traces import ITERATION
 from runlab.config.command_args import exit_status
-from runlab.config.project import project
+from runlab.config.project import project, project_folder
 from runlab.determinism import switches
 from runlab.envs.global_rng import seed_global_rng
 from runlab.errors import ConfigError
@@ -145,13 +144,14 @@ def _described(call: Any) -> LoggedOperation:
 
 
 def _places(trace: str | None) -> list[str]:
-    """The lines of this project in a traceback, as `file:line in function: code`, the innermost first."""
-    this_file = Path(__file__).resolve()
-    project, own = this_file.parents[1], list[str]()
+    """The lines of both packages in a traceback, as `file:line in function: code`, the innermost first."""
+    this, lines = Path(__file__).resolve(), list[str]()
+    packages = this.parents[1], project_folder().resolve()
     for file, line, function, code in _PLACE.findall(trace or ""):
-        if file.startswith(f"{project}{os.sep}") and file != str(this_file):
-            own.insert(0, f"{Path(file).relative_to(project.parent)}:{line} in {function}: {code.strip()}")
-    return own
+        package = next((each for each in packages if Path(file).is_relative_to(each)), None)
+        if package is not None and file != str(this):
+            lines.insert(0, f"{Path(file).relative_to(package.parent)}:{line} in {function}: {code.strip()}")
+    return lines
 
 
 def replay(job: Job, request: Request) -> None:

@@ -130,7 +130,7 @@ class Git:
 @contextmanager
 def repository(project: Path) -> Iterator[Git]:
     """Git in the repository around `project`. Raises GitError where there is none."""
-    with tempfile.TemporaryDirectory(prefix="rltemplate-", ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(prefix="runlab-", ignore_cleanup_errors=True) as scratch:
         yield Git(project, Path(scratch))
 
 
