@@ -32,7 +32,7 @@ from hydra import compose, initialize_config_dir
 from rltemplate.algos.ppo_config import PPOConfig
 from rltemplate.learning.config import OffPolicyConfig
 from runlab.config.loading import to_config
-from runlab.config.project import ALGORITHMS
+from runlab.config.project import ALGORITHMS, project, project_folder
 from runlab.config.schema import Config, EnvConfig, register_schemas
 from runlab.envs.envs import Envs
 from runlab.run import paths
@@ -42,6 +42,8 @@ from runlab.run.manifest import list_checkpoints
 from runlab.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]
+NAME = project_folder().name  # of the project's package, which make rename changes
+build = project().build
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of most runs; `cuda` tries them on a GPU
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -151,7 +153,7 @@ def program(project: Path, command: str) -> list[str]:
     """The command line of a command of a project's own code, in whatever folder it is called."""
     if command == "train":
         return [sys.executable, str(project / "scripts" / "train.py")]
-    return ["env", f"PYTHONPATH={project}", sys.executable, "-P", "-m", "rltemplate", command]
+    return ["env", f"PYTHONPATH={project}", sys.executable, "-P", "-m", "runlab", command]
 
 
 def environment(**more: str) -> dict[str, str]:

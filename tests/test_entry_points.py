@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import FAULTS, ROOT, git, record, rows, run_train, small
+from conftest import FAULTS, NAME, ROOT, git, record, rows, run_train, small
 
-NAME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
 ALGORITHM = f"""
 from pathlib import Path
 
 import yaml
 from {NAME}.algos.ppo_config import PPOConfig
-from {NAME}.config.algorithms import Entry
+from runlab.config.algorithms import Entry
 
 _VALUES = yaml.safe_load(Path(__file__).with_name("own.yaml").read_text())
 OWN = Entry(PPOConfig, "own_package.own:Own", values=_VALUES)

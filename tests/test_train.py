@@ -22,6 +22,7 @@ from conftest import (
     RECORDED,
     Configure,
     RecordedRun,
+    build,
     differences,
     git,
     job_in,
@@ -34,7 +35,6 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from rltemplate.algos.ppo import PPO
-from rltemplate.train import build
 from runlab.__main__ import main as command
 from runlab.config.loading import complete
 from runlab.config.project import ALGORITHMS
@@ -110,7 +110,7 @@ def test_a_run_folder_holds_what_it_promises(recorded_run: RecordedRun) -> None:
 
     ended = record(run_dir)
     assert (ended["id"], ended["status"]) == (run_dir.name, "finished")
-    assert ended["command_line"] == ["python", "-m", "rltemplate", "train", *RECORDED]
+    assert ended["command_line"] == ["python", "-m", "runlab", "train", *RECORDED]
     assert ended["determinism"]["settings"]["deterministic_algorithms"] is True
     assert ended["determinism"]["checks"]["repeats"]["holds"] is True
     assert ended["final_metrics"]["eval/return"] == rows(run_dir)[-1]["eval/return"]

@@ -12,12 +12,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, TRIED_IN, Configure, Programs, env_config, small
+from conftest import ROOT, SHRUNK, TRIED_IN, Configure, Programs, build, env_config, small
 from gymnasium import spaces
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rltemplate.learning.algorithm import StatefulAlgorithm, columns_mean
-from rltemplate.train import build
 from runlab.config.fit import check_actions
 from runlab.config.loading import to_dict, to_yaml
 from runlab.config.project import ALGORITHMS

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Configure, small
+from conftest import Configure, build, small
 
 from rltemplate.algos.ppo import Metrics, PPOReport
-from rltemplate.train import build
 from runlab.interfaces import Probe
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import DEVICE, Configure, small
+from conftest import DEVICE, Configure, build, small
 from probe_envs import PROBES, ProbeEnv
 from torch import Tensor
 
 from rltemplate.algos.ppo_config import PPOConfig
 from rltemplate.learning.config import OffPolicyConfig
-from rltemplate.train import build
 from runlab.config.project import ALGORITHMS
 from runlab.config.schema import Config
 from runlab.interfaces import Algorithm, ForwardPass, forward_passes_of

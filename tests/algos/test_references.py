@@ -11,14 +11,13 @@ import gymnasium as gym
 import pytest
 import torch
 import yaml
-from conftest import Configure
+from conftest import Configure, build
 from references.ppo import ReferencePPO
 from references.sac import ReferenceSAC
 from references.surroundings import Copies
 
 from rltemplate.algos.ppo import PPO
 from rltemplate.algos.sac import SAC
-from rltemplate.train import build
 from runlab.config.schema import Config
 from runlab.rng import Streams, env_seeds
 from runlab.run.trace import digest, entries

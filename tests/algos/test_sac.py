@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Configure, Programs, small
+from conftest import Configure, Programs, build, small
 
 from rltemplate.algos.sac import CriticMetrics, Inputs, Learned, LearningRates
 from rltemplate.learning.off_policy import UpdateReport
 from rltemplate.learning.replay_buffer import Transition
-from rltemplate.train import build
 
 
 def test_a_tenth_of_an_update_for_each_step_comes_to_a_tenth_of_the_steps(configure: Configure) -> None:

@@ -53,9 +53,7 @@ AGAINST, TWO = "against run-1: ", "2 things differ: algo.gamma 0.99 -> 0.9; tota
 def test_one_change_is_said_in_a_line_and_two_are_refused(check: Check) -> None:
     assert check({"algo.gamma": 0.9, "seed": 7}) == [f"{AGAINST}algo.gamma 0.99 -> 0.9"]
     assert check({"note": "why", "trace": "step"}) == [f"{AGAINST}same experiment"]
-    assert check({}, files=["rltemplate/learning/optim.py"]) == [
-        f"{AGAINST}code (rltemplate/learning/optim.py)"
-    ]
+    assert check({}, files=["runlab/rng.py"]) == [f"{AGAINST}code (runlab/rng.py)"]
     both: dict[str, Any] = {"algo.gamma": 0.9, "total_env_steps": 100}
     with pytest.raises(ConfigError, match=f"^baseline=run-1: {TWO}"):
         check(both)
@@ -109,14 +107,14 @@ def test_two_changes_start_nothing(recorded_run: RecordedRun, tmp_path: Path) ->
     """With real records: only what was changed on purpose differs."""
     run_dir = Path(shutil.copytree(recorded_run.run_dir, tmp_path / "runs" / "ppo-CartPole" / "before"))
     project = Path(shutil.copytree(recorded_run.project, tmp_path / "project"))
-    with (project / "rltemplate/learning/optim.py").open("a") as file:
+    with (project / "runlab/rng.py").open("a") as file:
         file.write("# another thought\n")
     words = small("ppo", "total_env_steps=192", "eval_every=0", "video_every=0", "logger=none")
     done = run_train(project, tmp_path, *words, "algo.gamma=0.9,0.95", "seed=1,2", "baseline=before")
     assert (done.returncode, done.stdout) == (2, "")
     first, second = done.stderr.splitlines()
     assert first.startswith("error: baseline=before: 2 things differ: algo.gamma 0.98 -> 0.9")
-    assert first.endswith("; code (rltemplate/learning/optim.py)")
+    assert first.endswith("; code (runlab/rng.py)")
     assert second == "change one thing at a time, or start all the same with baseline_check=warn"
     assert json.loads((run_dir / paths.RECORD).read_text())["status"] == "finished"
     assert [path.name for path in (tmp_path / "runs").rglob("record.json")] == ["record.json"]
@@ -129,13 +127,13 @@ def test_only_code_that_the_baseline_used_is_a_change(
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "helper_of_a_baseline.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path / "away")
-    used = UsedCode(files=["rltemplate/learning/optim.py"], outside={"helper_of_a_baseline": "?"})
+    used = UsedCode(files=["runlab/rng.py"], outside={"helper_of_a_baseline": "?"})
     used = digests_now(tmp_path, used)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"used": dataclasses.asdict(used)}))
     unused = ["notes.txt", "my_env.py", "runlab/run/logger.py"]
     assert check({}, files=unused)[-1] == f"{AGAINST}same experiment"
-    used_too = [*unused, "rltemplate/learning/optim.py"]
-    assert check({}, files=used_too) == [f"{AGAINST}code (rltemplate/learning/optim.py)"]
+    used_too = [*unused, "runlab/rng.py"]
+    assert check({}, files=used_too) == [f"{AGAINST}code (runlab/rng.py)"]
     (tmp_path / "away" / "helper_of_a_baseline.py").write_text("x = 2\n")
     with pytest.raises(ConfigError, match=r"2 things differ: algo.*helper_of_a_baseline \(outside of the"):
         check({"algo.gamma": 0.9})

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
-from conftest import git, write_run
+from conftest import NAME, git, write_run
 
 from runlab.__main__ import main
 from runlab.analysis.differences import compare_records, listed, verdict
@@ -158,9 +158,9 @@ def test_the_verdict_counts_code_as_one_and_says_what_is_unknown() -> None:
         (run("b"), ["README.md", "docs/x.py"], "same experiment, same seed"),
         (
             run("b", config=other),
-            ["README.md", "conf/algo/ppo.yaml", "rltemplate/algos/ppo.py", "rltemplate/learning/optim.py"],
+            ["README.md", "conf/algo/ppo.yaml", "runlab/engine.py", "runlab/rng.py"],
             "warning: 2 things differ: algo.gamma 0.99 -> 0.9; "
-            f"code (rltemplate/algos/ppo.py, rltemplate/learning/optim.py); {unknown}",
+            f"code (runlab/engine.py, runlab/rng.py); {unknown}",
         ),
         (b, None, f"warning: nothing differs, and the code cannot be compared; {unknown}"),
     ]
@@ -181,7 +181,7 @@ def test_a_key_given_to_both_runs_stays_its_own_and_one_that_new_code_added_is_p
     given = run("c", "algo.gamma=0.5", {"algo.gamma": 0.5})  # to both runs
     assert names(given, run("b", "algo=sac algo.gamma=0.98", SAC_VALUES)) == ["algo", "algo.gamma"]
     on = run("b", "algo.new_flag=true", {"algo.new_flag": True, "algo.gamma": 0.9})
-    assert names(run("a"), on, ["rltemplate/algos/ppo.py"]) == ["algo.gamma", "code"]
+    assert names(run("a"), on, ["runlab/engine.py"]) == ["algo.gamma", "code"]
     assert names(run("a"), on) == ["algo.gamma", "algo.new_flag"]
 
 
@@ -214,7 +214,7 @@ USED += ["pack/env.py", "levels.txt", "lib/physics/world.py", "fast.so"]
 def test_the_name_of_a_file_decides_where_it_is_unknown_what_a_run_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    computing = "rltemplate/algos/ppo.py runlab/analysis.py my_env.py maps/env.png pyproject.toml"
+    computing = "runlab/engine.py runlab/analysis.py my_env.py maps/env.png pyproject.toml"
     for rule in (code_rule(), code_rule(None), code_rule(["my_env.py"], None)):
         assert all(map(rule, computing.split()))
         assert not any(map(rule, IDLE.split()))
@@ -230,9 +230,7 @@ def test_the_name_of_a_file_decides_where_it_is_unknown_what_a_run_used(
         *dict.fromkeys(USED[4:], True).items(),
         *dict.fromkeys(IDLE.split(), False).items(),  # even if they were imported
         # never imported nor opened
-        *dict.fromkeys(
-            ("other_env.py", "pack/tool.py", "rltemplate/algos/sac.py", "notes.txt"), False
-        ).items(),
+        *dict.fromkeys(("other_env.py", "pack/tool.py", "runlab/trial.py", "notes.txt"), False).items(),
         *dict.fromkeys(
             ("Dockerfile", "figure.png", "figures/curve.svg", "mkdocs.yml", "plot.csv"), False
         ).items(),
@@ -268,14 +266,14 @@ def test_code_that_no_run_used_is_no_difference_and_code_outside_of_the_reposito
 def test_which_packages_can_change_a_run() -> None:
     computing = ("torch", "numpy", "mujoco", "somebodys-env", "nvidia-cublas")
     assert all(map(package_affects_results, computing))
-    idle = ("wandb", "opentelemetry-sdk", "rltemplate".replace("_", "-"), "pytest")
+    idle = ("wandb", "opentelemetry-sdk", NAME.replace("_", "-"), "pytest")
     assert not any(map(package_affects_results, idle))
 
 
 def test_the_command_shows_the_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    project, code = tmp_path / "project", "rltemplate/learning/optim.py"
+    project, code = tmp_path / "project", "runlab/rng.py"
     (project / code).parent.mkdir(parents=True)
     git(project, "init", "-q")
     monkeypatch.setattr("runlab.analysis.commands.diff.PROJECT", project)
@@ -290,7 +288,7 @@ def test_the_command_shows_the_changes(
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == (
-        "warning: 2 things differ: algo.gamma 0.98 -> 0.9; code (rltemplate/learning/optim.py); "
+        "warning: 2 things differ: algo.gamma 0.98 -> 0.9; code (runlab/rng.py); "
         "the cause of a difference in returns is unclear"
     )
     assert code in [line.split()[0] for line in lines if " -> " in line]

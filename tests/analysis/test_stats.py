@@ -179,7 +179,7 @@ def test_other_code_is_another_experiment_unless_it_computes_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project, runs = tmp_path / "project", tmp_path / "runs"
-    (project / "rltemplate").mkdir(parents=True)
+    (project / "runlab").mkdir(parents=True)
     git(project, "init", "-q")
     trees = []
     for seed, file in enumerate(("runlab/a.py", "README.md", "runlab/b.py"), start=1):

@@ -261,7 +261,7 @@ def test_a_refusal_waits_for_no_large_library(name: str, tmp_path: Path) -> None
     assert (done.stdout, faults(done.stderr)) == ("2 []\n", [])
 
 
-@pytest.mark.parametrize("module", ["rltemplate", "runlab.launch.worker", None])
+@pytest.mark.parametrize("module", ["runlab", "runlab.launch.worker", None])
 def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path, module: str | None) -> None:
     slow = tmp_path / "yaml.py"
     slow.write_text("import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(30)\n")

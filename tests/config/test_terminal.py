@@ -75,7 +75,7 @@ def test_no_command_lets_a_terminal_obey_files_of_others(tmp_path: Path, words: 
     (evil / paths.TRACE).write_text(f"{EVIL}\n")
     (evil.parent / EVIL.replace("/", "")).mkdir()
     (evil.parent / EVIL.replace("/", "") / paths.RECORD).write_text("{")
-    command = (sys.executable, "-P", "-m", "rltemplate", *words.split())
+    command = (sys.executable, "-P", "-m", "runlab", *words.split())
     output = on_a_terminal("env", f"PYTHONPATH={ROOT}", *command, cwd=tmp_path)
     assert not [each for each in OBEYED if each in output], output
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TRIED_IN, Configure, run_train, small
+from conftest import TRIED_IN, Configure, build, run_train, small
 from gymnasium.envs.toy_text import frozen_lake
 from torch import Tensor, nn
 
 from rltemplate.learning.networks import mlp
-from rltemplate.train import build
 from runlab.config.cli.preflight import preflight
 from runlab.config.loading import from_dict, to_dict
 from runlab.config.project import ALGORITHMS

@@ -237,15 +237,15 @@ def test_changed_code_or_libraries_are_refused_unless_they_are_accepted(
     """And notes, and code that only observes a run, are not."""
     run_dir = made("ppo", killed=tmp_path / "run")
     before, commit = listing(run_dir), record(run_dir)["git"]["commit"]
-    notes, code = fork / "notes.txt", fork / "rltemplate" / "learning" / "optim.py"
-    observer = fork / "rltemplate" / "run" / "sinks" / "console.py"
+    notes, code = fork / "notes.txt", fork / "runlab" / "rng.py"
+    observer = fork / "runlab" / "run" / "sinks" / "console.py"
     original, idle = code.read_text(), observer.read_text()
     try:
         notes.write_text("thoughts\n")
         observer.write_text(idle + "\n# another\n")
         code.write_text(original + "\n# another\n")
         refused = start("resume", f"run={run_dir}")
-        assert_refused(refused, "the run began with other code: rltemplate/learning/optim.py\n")
+        assert_refused(refused, "the run began with other code: runlab/rng.py\n")
         assert listing(run_dir) == before
         start("resume", f"run={run_dir}", "accept=changes", status=0)
     finally:
@@ -253,8 +253,8 @@ def test_changed_code_or_libraries_are_refused_unless_they_are_accepted(
         observer.write_text(idle)
         notes.unlink()
     after = record(run_dir)
-    assert after["resumed"][0]["changed"] == {"code": ["rltemplate/learning/optim.py"]}
-    assert git(fork, "show", f"{after['git']['ref']}:rltemplate/learning/optim.py").endswith("# another\n")
+    assert after["resumed"][0]["changed"] == {"code": ["runlab/rng.py"]}
+    assert git(fork, "show", f"{after['git']['ref']}:runlab/rng.py").endswith("# another\n")
     assert after["git"]["commit"] != commit
     versions = package_versions() | {"pytest": "1.0"}
     assert check_changes("it", GitRecord(), versions, GitRecord(), accept=False) == {}

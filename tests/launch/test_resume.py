@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TRIED_IN, Configure, small
+from conftest import TRIED_IN, Configure, build, small
 
-from rltemplate.train import build
 from runlab.config.loading import to_dict
 from runlab.config.project import ALGORITHMS
 from runlab.config.schema import Config

@@ -40,7 +40,7 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The copy in which commands of these tests are started."""
     copy = tmp_path_factory.mktemp("project") / "copy"
     copy_project(copy)
-    shutil.copy(Path(__file__).with_name("worker.py"), copy / "rltemplate" / "launch" / "worker.py")
+    shutil.copy(Path(__file__).with_name("worker.py"), copy / "runlab" / "launch" / "worker.py")
     git(copy, "commit", "-qam", "a worker")
     return copy
 
@@ -102,8 +102,8 @@ def kill_sweep(start: Start, cwd: Path, *words: str, **environment: str) -> None
 def test_a_single_run_is_told_everything_and_writes_nothing_else(
     fork: Path, start: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "rltemplate").mkdir()
-    (tmp_path / "rltemplate" / "__init__.py").write_text("raise SystemExit('the wrong code')")
+    (tmp_path / "runlab").mkdir()
+    (tmp_path / "runlab" / "__init__.py").write_text("raise SystemExit('the wrong code')")
     (tmp_path / "my_envs.py").write_text(
         "import gymnasium\ngymnasium.register('mine/Walk-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
     )
@@ -113,7 +113,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     note = "note: no recipe for ppo on my_envs:mine/Walk-v0: the default values of ppo are taken\n"
     assert alone.said == f"{note}auto: num_threads=1\nhello from seed 5\n"
     names = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
-    assert names == {"here", "rltemplate", "my_envs.py"}
+    assert names == {"here", "runlab", "my_envs.py"}
     (facts,) = starts_in(tmp_path / "here")
     job = facts["job"]
     assert job["config"]["env"]["id"] == "my_envs:mine/Walk-v0"
@@ -121,7 +121,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     assert (job["sweep"], job["overrides"][0]) == (None, "seed=5")
     assert "RUNLAB_JOB" not in facts["children"]
     assert facts["signals"] == [[], []]  # neither ignored nor blocked
-    assert facts["code"] == str(fork / "rltemplate" / "launch" / "worker.py")
+    assert facts["code"] == str(fork / "runlab" / "launch" / "worker.py")
     order(tmp_path, {1: "fail", 2: "die at once"})
     start("train", "seed=1", status=1)
     start("train", "seed=2", status=-signal.SIGKILL)
@@ -279,7 +279,7 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
     words = ["seed=1,2,3", "hydra/launcher=basic"]
     kill_sweep(start, tmp_path, *words)
     folder, before = sweep_in(tmp_path)
-    code, observer = fork / "rltemplate" / "rng.py", fork / "rltemplate" / "run" / "sinks" / "console.py"
+    code, observer = fork / "runlab" / "rng.py", fork / "runlab" / "run" / "sinks" / "console.py"
     original, idle = code.read_text(), observer.read_text()
     try:
         code.write_text(f"{original}# something else\n")
@@ -316,7 +316,7 @@ def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_co
     fork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """submitit's handler leaves in the middle of the wait, and the job comes a second time."""
-    worker = [sys.executable, "-P", str(fork / "rltemplate" / "launch" / "worker.py")]
+    worker = [sys.executable, "-P", str(fork / "runlab" / "launch" / "worker.py")]
     monkeypatch.setattr(process, "worker_command", lambda: worker)
     monkeypatch.setenv(process.STOP_VARIABLE, str(tmp_path / "stop"))
     monkeypatch.setenv(process.COMMAND_VARIABLE, json.dumps(dict(os.environ) | {"PYTHONPATH": str(fork)}))

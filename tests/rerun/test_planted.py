@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import Configure, small
+from conftest import Configure, build, small
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from rltemplate.learning.normalize import RunningMeanStd
-from rltemplate.train import build
 from runlab.analysis.compare import compare_runs
 from runlab.config.command_args import exit_status
 from runlab.config.loading import to_dict

@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from conftest import Configure, git, small
+from conftest import Configure, build, git, small
 
-from rltemplate.train import build
 from runlab.__main__ import main
 from runlab.config.loading import to_dict
 from runlab.rerun.policy_file import export_policy

@@ -48,7 +48,7 @@ RATIO = "policy/first_ratio_max_error"
 def project(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("project") / "copy"
     shutil.copytree(fork, copy)
-    train = copy / "rltemplate" / "launch" / "worker.py"
+    train = copy / "runlab" / "launch" / "worker.py"
     future = "from __future__ import annotations\n"
     docstring, rest = train.read_text().split(future, 1)
     guarded = "if __name__ == '__main__':" + textwrap.indent(WITNESS, "    ")

@@ -115,7 +115,7 @@ def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     assert old in text
     more = "import torch\nfrom runlab.here import HERE\n"
     (linked / path).write_text(text.replace(old, new).replace("import torch\n", more, 1))
-    (linked / "rltemplate" / "here.py").write_text(NEW_MODULE)
+    (linked / "runlab" / "here.py").write_text(NEW_MODULE)
     run_train(linked, folder, *WORDS, status=0)
     git(repo, "worktree", "remove", "--force", str(linked))
     (record,) = folder.glob(f"runs/*/*/{paths.RECORD}")
@@ -256,7 +256,7 @@ def test_what_the_recorded_code_lacks_is_named_where_it_cannot_start(place: Plac
     """A submodule, of which a commit has the name only, and a file that the snapshot left out."""
     clone, outcome = place.clone, place.outcome()
     git(clone, "checkout", "-q", "--detach", outcome["git"]["commit"])
-    (clone / "rltemplate" / "here.py").write_text("from lib import HERE\n")
+    (clone / "runlab" / "here.py").write_text("from lib import HERE\n")
     git(clone, "add", "-A")
     git(clone, "update-index", "--add", "--cacheinfo", f"160000,{outcome['git']['commit']},lib")
     git(clone, "commit", "-q", "-m", "a module of a submodule")

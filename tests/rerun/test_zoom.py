@@ -168,7 +168,7 @@ def test_long_lists_are_cut_in_the_text() -> None:
 def test_recorded_code_of_another_version_is_named(recorded_run: RecordedRun, tmp_path: Path) -> None:
     b, project = other_trace(recorded_run, tmp_path / "copy"), tmp_path / "project"
     git(tmp_path, "clone", "-q", str(recorded_run.project), str(project))
-    replay = project / "rltemplate" / "rerun" / "replay.py"
+    replay = project / "runlab" / "rerun" / "replay.py"
     replay.write_text(re.sub(r"(?m)^FORM = \d+$", "FORM = 0", replay.read_text()))
     git(project, "commit", "-qam", "another form")
     (head,) = git(project, "rev-parse", "HEAD").split()

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TRIED_IN, Configure, small
+from conftest import TRIED_IN, Configure, build, small
 from flipped_bits import VARIABLE, flip_entry, flipped
 
-from rltemplate.train import build
 from runlab.analysis.traces import first_difference, open_trace
 from runlab.config.project import ALGORITHMS
 from runlab.interfaces import IterationResult, attach_probe

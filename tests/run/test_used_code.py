@@ -260,7 +260,7 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     write(away / "helper.py", text="REWARD = 1.0\n")
 
     def command(name: str, *words: str, status: int | None = 0) -> str:
-        line = (sys.executable, "-P", "-m", "rltemplate", name, *words)
+        line = (sys.executable, "-P", "-m", "runlab", name, *words)
         done = run(tmp_path, *line, status=status, PYTHONPATH=f"{project}:{away}")
         return done.stdout + done.stderr
 

@@ -211,7 +211,7 @@ def test_large_products_are_computed_by_onednn_where_it_is_faster(
         results = compiled.run(update, network.init_params)
     torch.testing.assert_close(results, Engine().run(update, network.init_params))
     calls = {event.key: event.count for event in seen.key_averages()}
-    assert calls.get("rltemplate::product", 0) == (6 if faster else 0)
+    assert calls.get("runlab::product", 0) == (6 if faster else 0)
 
 
 @needs_onednn
