@@ -39,5 +39,5 @@ def _run(folder: Path, tests: Sequence[str]) -> None:
         os.dup2(output, stream)
     words = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "-m", ""]
     pytest.main([*words, *(f"tests/{test}" for test in tests)])
-    if (package := sys.modules.get("rltemplate")) is not None:
+    if (package := sys.modules.get("runlab")) is not None:
         assert Path(str(package.__file__)).is_relative_to(folder)

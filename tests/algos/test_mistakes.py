@@ -9,7 +9,7 @@ from pathlib import Path
 
 import planted
 import pytest
-from conftest import ROOT
+from conftest import NAME, ROOT
 
 GROUPS = tomllib.loads((ROOT / "tests" / "algos" / "mistakes.toml").read_text(encoding="utf-8"))["group"]
 MISTAKES = {
@@ -20,9 +20,14 @@ MISTAKES = {
 each = pytest.mark.parametrize("mistake", MISTAKES)
 
 
+def place(file: str) -> Path:
+    """A file of the project or of the machinery, from the folder around both."""
+    return next(Path(name, file) for name in (NAME, "runlab") if (ROOT / name / file).is_file())
+
+
 def with_mistake(file: str, old: str, new: str) -> str:
-    """The text of a file of the package, with `new` in the place of `old`."""
-    text = (ROOT / "rltemplate" / file).read_text(encoding="utf-8")
+    """The text of a file, with `new` in the place of `old`."""
+    text = (ROOT / place(file)).read_text(encoding="utf-8")
     assert text.count(old) == 1
     return text.replace(old, new)
 
@@ -41,7 +46,7 @@ def test_no_mistake_is_listed_twice() -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project without any of the mistakes, in which all tests named in the list pass."""
     folder = tmp_path_factory.mktemp("whole")
-    for name in ("rltemplate", "conf", "tests"):  # with compiled modules, which stay valid
+    for name in (NAME, "runlab", "conf", "tests"):  # with compiled modules, which stay valid
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("default.yaml"))
     shutil.copy2(ROOT / "pyproject.toml", folder)
     tests = sorted({made[3] for made in MISTAKES.values()})
@@ -55,6 +60,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_mistake_is_noticed(mistake: str, whole: Path, tmp_path: Path) -> None:
     file, old, new, caught_by = MISTAKES[mistake]
     folder = shutil.copytree(whole, tmp_path / "copy")
-    (folder / "rltemplate" / file).write_text(with_mistake(file, old, new), encoding="utf-8")
+    (folder / place(file)).write_text(with_mistake(file, old, new), encoding="utf-8")
     output = planted.run_tests(folder, [caught_by])
     assert re.findall(r"^\S+:\d+: (\w+)$", output, re.MULTILINE)[-1:] == ["AssertionError"], output

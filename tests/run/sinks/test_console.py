@@ -42,7 +42,7 @@ def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
     # 79,000 steps are left, at 10,000 a second as between these two rows.
     assert second == (
         "step  21000/100000   21%  return    143.2  left 0:00:08    9,812 steps/s  eval      200"
-        "  entropy     0.61  loss/policy  -0.0123"
+        "  entropy     0.61  policy loss  -0.0123"
     )
     assert "return        -  left -:--:--" in first  # of one row, which may have waited for a compiler
     assert last.startswith("step 100010/100000  100%")
