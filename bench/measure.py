@@ -123,13 +123,13 @@ def observers(job: BenchJob) -> dict[str, float]:
     from runlab.interfaces import Probe, attach_probe
     from runlab.run.files import LineFile, to_stderr
     from runlab.run.logger import Logger
-    from runlab.run.observers import Observers
+    from runlab.run.observers import RunObservers
     from runlab.run.sinks import make_sinks
     from runlab.run.sinks.sink import RunFacts
 
     ours = Ours(dataclasses.replace(job, overrides=(*job.overrides, "logger=local")))
     quiet = dataclasses.replace(ours.config, eval_every=0, video_every=0, checkpoint_every=0)
-    watching: dict[str, Observers] = {}
+    watching: dict[str, RunObservers] = {}
     settings = switches.read_back()
     with tempfile.TemporaryDirectory() as scratch:
         for name, switched in _WATCHING.items():
@@ -138,7 +138,9 @@ def observers(job: BenchJob) -> dict[str, float]:
             folder.mkdir()
             facts = RunFacts("bench", folder, to_dict(config), GitRecord(), None, to_stderr)
             logger = Logger(make_sinks(config.logger, facts), LineFile(folder / paths.METRICS))
-            observer = Observers(config, folder, ours.algorithm, ours.envs, logger, lambda: False, settings)
+            observer = RunObservers(
+                config, folder, ours.algorithm, ours.envs, logger, lambda: False, settings
+            )
             watching[name] = observer
 
         def iteration(name: str) -> tuple[float, float]:

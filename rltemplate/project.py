@@ -47,6 +47,6 @@ def train(config: Config, algorithm: Algorithm, observers: Observers) -> None:
 
 def codec(env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Codec:
     """The translation of observations and actions. Another class can take images, masks or graphs."""
-    from runlab.envs.codec import Codec
+    from runlab.envs.codec import FlatCodec
 
-    return Codec(env_id, obs_space, action_space)
+    return FlatCodec(env_id, obs_space, action_space)

@@ -116,8 +116,8 @@ def _loop(function: Function, stepwise: bool) -> Function:
         example = shown_of(*function(state, pytree.tree_unflatten([x[0] for x in rows], of_row), *constants))
 
         def body(carry: list[Tensor], row: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            given = pytree.tree_unflatten(carry, of_state), pytree.tree_unflatten(row, of_row)
-            report, new = function(*given, *constants)
+            present, single = pytree.tree_unflatten(carry, of_state), pytree.tree_unflatten(row, of_row)
+            report, new = function(present, single, *constants)
             return _copies(pytree.tree_leaves(new)), _copies(pytree.tree_leaves(shown_of(report, new)))
 
         last, shown = scan(body, _copies(start), rows)
@@ -191,9 +191,9 @@ def _cause(error: BaseException) -> str:
     if isinstance(inner, OSError) and inner.strerror:
         return f"{inner.filename}: {inner.strerror}"
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()] or [type(inner).__name__]
-    said = lines[0]  # torch's own errors begin with the cause
-    if said.startswith("C++ compile error"):  # the output of the compiler comes after its command
-        said = next((line for line in lines[1:] if "error" in line.lower()), lines[-1])
-        said = f"the C++ compiler fails: {said}"
+    problem = lines[0]  # torch's own errors begin with the cause
+    if problem.startswith("C++ compile error"):  # the output of the compiler comes after its command
+        problem = next((line for line in lines[1:] if "error" in line.lower()), lines[-1])
+        problem = f"the C++ compiler fails: {problem}"
     places = [line for line in lines if line.startswith('File "')]
-    return f"{said} ({places[-1]})" if places and "from user code" in str(inner) else said
+    return f"{problem} ({places[-1]})" if places and "from user code" in str(inner) else problem

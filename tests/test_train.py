@@ -40,7 +40,7 @@ from runlab.config.loading import complete
 from runlab.config.project import ALGORITHMS
 from runlab.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
 from runlab.engine import CompilerError
-from runlab.envs.codec import Codec
+from runlab.envs.codec import FlatCodec
 from runlab.errors import ConfigError, RunError
 from runlab.interfaces import IterationResult
 from runlab.launch.worker import main, run
@@ -313,7 +313,7 @@ def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     endless = gym.make("Pendulum-v1", max_episode_steps=-1)
-    codec = Codec("Pendulum-v1", endless.observation_space, endless.action_space)
+    codec = FlatCodec("Pendulum-v1", endless.observation_space, endless.action_space)
 
     def lengths(limit: int, broken_at: int | None = None) -> list[int]:
         def make() -> gym.Env[Any, Any]:

@@ -249,5 +249,5 @@ def _shipped(algorithm: str, level: str) -> Any:
 
 def about_added(name: str, added: Mapping[str, Any]) -> str:
     """A line that says which values a run takes for keys that were added after it was recorded."""
-    told = ", ".join(f"{key}={value}" for key, value in added.items())
-    return f"{name} was recorded without keys that exist now; it takes {told}, as in conf/"
+    values = ", ".join(f"{key}={value}" for key, value in added.items())
+    return f"{name} was recorded without keys that exist now; it takes {values}, as in conf/"

@@ -70,7 +70,10 @@ def project_folder() -> Path:
 def _declared() -> str:
     """The name of the module that declares the project."""
     if _SETTINGS.is_file():
-        settings = tomllib.loads(_SETTINGS.read_text(encoding="utf-8"))
+        try:
+            settings = tomllib.loads(_SETTINGS.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{_SETTINGS} cannot be read: {error}") from error
         name = settings.get("tool", {}).get("runlab", {}).get("project")
         if isinstance(name, str):
             return name

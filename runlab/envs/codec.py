@@ -32,7 +32,7 @@ def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
         )
 
 
-class Codec:
+class FlatCodec:
     """Observations and actions of an environment as arrays of numbers; the only place that knows spaces.
 
     Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. Actions are float32

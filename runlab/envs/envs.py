@@ -1,7 +1,7 @@
 """Environments as algorithms see them: flat float observations, plain actions, no hidden resets.
 
 From the inside out: gymnasium.make with its time limit, wrappers, `ActionRecorder`, `EnvGroup`,
-`WorkerPool` and `Codec`. An episode begins only by an explicit reset mask: no phantom step enters a buffer.
+`WorkerPool` and the codec. An episode begins only by an explicit reset mask: no phantom step enters a buffer.
 """
 
 from __future__ import annotations

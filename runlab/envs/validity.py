@@ -36,7 +36,7 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
     """
     if isinstance(space, spaces.Discrete):
         return lambda obs: _checked_choice(obs, space)
-    assert isinstance(space, spaces.Box), space  # `Codec` has refused other spaces
+    assert isinstance(space, spaces.Box), space  # the codec has refused other spaces
     shape, dtype = space.shape, space.dtype
 
     def check(obs: Any) -> np.ndarray:

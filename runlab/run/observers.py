@@ -38,7 +38,7 @@ class _CutShort(Exception):
     """An evaluation or a video was given up because the run has been asked to end."""
 
 
-class Observers:
+class RunObservers:
     """The observers of one run."""
 
     def __init__(

@@ -28,7 +28,7 @@ from runlab.run.git import snapshot
 from runlab.run.git.snapshot import GitRecord
 from runlab.run.job import Job
 from runlab.run.logger import Logger
-from runlab.run.observers import Observers
+from runlab.run.observers import RunObservers
 from runlab.run.paths import PROJECT
 from runlab.run.record import (
     FAILED,
@@ -125,7 +125,7 @@ class TrainingRun:
         self._continuation: Continuation | None = None
         self._record: RunRecord | None = None  # of a run that has begun
         self._logger: Logger | None = None
-        self._observers: Observers | None = None
+        self._observers: RunObservers | None = None
 
     def message(self, text: str) -> None:
         """Write a line for the user, at any time."""
@@ -156,7 +156,7 @@ class TrainingRun:
                 restore(algorithm, self._continuation.checkpoint)
             self._record = self._resume(self._continuation)
 
-    def observe(self, algorithm: Algorithm, envs: Environments, stopping: Callable[[], bool]) -> Observers:
+    def observe(self, algorithm: Algorithm, envs: Environments, stopping: Callable[[], bool]) -> RunObservers:
         """Set up everything that looks at the run; `stopping` says whether it has been asked to end."""
         config, resumed, record = self.config, self._continuation, self._record
         facts = RunFacts(
@@ -170,7 +170,7 @@ class TrainingRun:
             resumed_at=None if resumed is None else resumed.part.env_steps,
         )
         self._logger = logger = Logger(make_sinks(config.logger, facts), LineFile(self._path / paths.METRICS))
-        self._observers = observers = Observers(
+        self._observers = observers = RunObservers(
             config, self._path, algorithm, envs, logger, stopping, self._settings
         )
         if self._git.problem is not None:

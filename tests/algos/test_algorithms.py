@@ -21,7 +21,7 @@ from runlab.config.fit import check_actions
 from runlab.config.loading import to_dict, to_yaml
 from runlab.config.project import ALGORITHMS
 from runlab.engine import Engine
-from runlab.envs.codec import Codec
+from runlab.envs.codec import FlatCodec
 from runlab.envs.make import codec_of
 from runlab.errors import ConfigError
 from runlab.interfaces import Algorithm, attach_probe
@@ -62,7 +62,7 @@ def test_an_algorithm_for_discrete_actions_is_refused_elsewhere(monkeypatch: pyt
     check_actions("discrete", codec_of(env_config("CartPole-v1")))
     with pytest.raises(ConfigError, match="algo=discrete needs Discrete actions, and Pendulum-v1 has Box"):
         check_actions("discrete", codec_of(env_config("Pendulum-v1")))
-    several = Codec("Several", spaces.Box(-1.0, 1.0), spaces.MultiDiscrete([5, 2]))
+    several = FlatCodec("Several", spaces.Box(-1.0, 1.0), spaces.MultiDiscrete([5, 2]))
     with pytest.raises(ConfigError, match="needs Discrete actions, and Several has MultiDiscrete"):
         check_actions("discrete", several)
 

@@ -11,7 +11,7 @@ from conftest import env_config, play
 from gymnasium import spaces
 
 from runlab.config.schema import EnvConfig
-from runlab.envs.codec import Codec, refuse_images
+from runlab.envs.codec import FlatCodec, refuse_images
 from runlab.envs.envs import Envs
 from runlab.envs.make import check_env, make_env, repeats, seeded_episodes
 from runlab.envs.recorder import ActionRecorder
@@ -22,8 +22,8 @@ from runlab.run.trace import named_leaves
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-def codec(obs: spaces.Space[Any] = BOX, action: spaces.Space[Any] = BOX) -> Codec:
-    return Codec("Some-v0", obs, action)
+def codec(obs: spaces.Space[Any] = BOX, action: spaces.Space[Any] = BOX) -> FlatCodec:
+    return FlatCodec("Some-v0", obs, action)
 
 
 def test_observations_are_flattened_and_choices_become_one_hot_from_their_start() -> None:

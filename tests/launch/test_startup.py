@@ -22,7 +22,7 @@ def first(self, action):
     print(*sys.modules)
     sys.stdout.flush()
     posix._exit(0)  # os._exit would fail the run
-runlab.envs.codec.Codec.decode_action = first
+runlab.envs.codec.FlatCodec.decode_action = first
 from runlab.launch.worker import main
 sys.exit(main())
 """

@@ -21,7 +21,7 @@ import pytest
 from conftest import alive, read_video, run, until
 from numpy.typing import NDArray
 
-from runlab.envs.codec import Codec
+from runlab.envs.codec import FlatCodec
 from runlab.run.evaluation import evaluate
 from runlab.run.video.mujoco_pictures import RayCaster, choose_camera
 from runlab.run.video.recorder import VideoRecorder
@@ -189,7 +189,7 @@ class Odd(Toy):
 
 def test_the_film_is_the_episode_that_was_evaluated(tmp_path: Path) -> None:
     actions, seen = list[Any](), list[float]()
-    codec = Codec("Odd", Odd.observation_space, Odd.action_space)
+    codec = FlatCodec("Odd", Odd.observation_space, Odd.action_space)
 
     def act(obs: np.ndarray) -> np.ndarray:
         seen.append(float(obs[0, 0]))
