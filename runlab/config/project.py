@@ -50,12 +50,12 @@ def project() -> Project:
     name = _declared()
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        if error.name == __name__:  # by way of a module that needs the table
+            raise ConfigError(f"the project {name} cannot be declared by a module that imports it") from None
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise ConfigError(
-            f"the project {name} cannot be imported: there is no module {error.name}"
-        ) from error
+        raise ConfigError(f"the project {name} cannot be imported: no module {error.name}") from error
     lacking = [member for member in ("ALGORITHMS", "build", "train", "codec") if not hasattr(module, member)]
     if lacking:
         raise ConfigError(f"the project {name} lacks {', '.join(lacking)}; see docs/code.md")
