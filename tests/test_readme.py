@@ -9,7 +9,7 @@ import runpy
 from importlib import import_module
 
 import pytest
-from conftest import ROOT
+from conftest import NAME, ROOT
 
 from runlab.analysis.stats import Interval
 
@@ -111,8 +111,31 @@ def test_every_file_and_make_target_that_the_readme_names_is_there() -> None:
         for link in re.findall(r"\]\(([^)#:]+)[)#]", text)
         if not link.startswith("../../actions/")  # of the repository's page
     ]
-    named = re.findall(r"`((?:conf|rltemplate|scripts|tests|results)/[\w./-]*\w)`(?!\n\n```)", README)
+    named = re.findall(rf"`((?:conf|{NAME}|runlab|scripts|tests|results)/[\w./-]*\w)`(?!\n\n```)", README)
     assert [path for path in [*links, *named] if not (ROOT / path).exists()] == []
     makefiles = "".join(path.read_text() for path in [ROOT / "Makefile", *ROOT.glob("bench/*.mk")])
     targets = set(re.findall(r"^([a-z-]+):", makefiles, re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)) <= targets
+
+
+def listed_in_the_readme() -> list[str]:
+    """The paths in the tree of the README, whose lines are indented below their folder."""
+    tree = PAGES[ROOT / "README.md"].partition("\n```\nconf/ ")[2].partition("\n```\n")[0]
+    paths, folders = list[str](), [""]
+    for line in f"conf/ {tree}".splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.split(r" {2,}", line.strip())[0].split(" ") if line else []
+        paths += [f"{folders[depth]}{name}" for name in names if "/" in name or "." in name]
+        folders[depth + 1 :] = [paths[-1]] if names else []
+    return paths
+
+
+@of_this_project
+def test_the_tree_in_the_readme_is_that_of_the_repository() -> None:
+    listed = listed_in_the_readme()
+    assert [path for path in listed if not [*ROOT.glob(path)]] == []
+    files = {file for path in listed for file in ROOT.glob(path)}
+    for folder in (ROOT / NAME, ROOT / NAME / "learning", ROOT / NAME / "algos", ROOT / "runlab"):
+        parts = {path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        parts -= {folder / "__init__.py", ROOT / NAME / "algos"}
+        assert {path.name for path in parts - files} == set()

@@ -12,10 +12,9 @@ implementation details of proximal policy optimization"):
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
   observation and reward scaling and clipping (c6-c9)         normalize, OnPolicyAlgorithm.scaled_reward
 Form: functional, as in flax and optax: `update` takes parameters and returns new ones. The parameters of both
-networks are one flat vector, and `net.apply(params, obs, ...)` calls them. `engine` runs a function as
-written or compiled. `OnPolicyAlgorithm` (learning/on_policy.py) has `collect`, `scaled_reward`, `policy` and
-`rehearse`; `StatefulAlgorithm` (learning/algorithm.py) has `begin_iteration`, `scheduled`, `act`,
-`state_dict`, `envs`, `streams`, `obs` and `env_steps`.
+networks are one flat vector, and `net.apply(params, obs, ...)` calls them. `engine` (runlab/engine.py) runs a
+function as written or compiled. Inherited: `collect`, `scaled_reward`, `policy` (learning/on_policy.py), and
+`begin_iteration`, `scheduled`, `act`, `state_dict`, `envs`, `streams`, `obs` (learning/algorithm.py).
 What may surprise: observation statistics are frozen during a rollout and merged after it, so that the rollout
 and all passes over it have the same normalisation, and the first ratio is 1. A run begins with a rollout only
 for statistics: coming after the first passes, they would change the policy as much as these passes did.
@@ -179,7 +178,6 @@ class PPO(OnPolicyAlgorithm):
         )
 
     def policy_step(self, params: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> RolloutStep:
-        """Actions for unscaled observations (N, O)."""
         obs = normalize(obs, scaling, self.config.obs_clip)
         (dist_params,) = self.net.apply(params, obs, "policy")
         action = self.dist.sample(dist_params, noise)
@@ -240,7 +238,6 @@ class PPO(OnPolicyAlgorithm):
         return self.engine.scan(self.update, net, shuffled(data, order, self.config.num_minibatches), coef)
 
     def rehearse_updates(self, net: AdamState, rollout: Rollout) -> None:
-        """Call the updates of one pass over a made-up rollout, by the engine."""
         self.one_pass(net, rollout, self.targets(net.params, rollout, rollout.reward), self.coefficients())
 
     def log_ratio(self, params: Tensor, rollout: Rollout) -> Tensor:

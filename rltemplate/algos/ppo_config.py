@@ -57,7 +57,6 @@ class PPOConfig(GradientConfig):
         yield f"{of}: a rollout takes", rollout * (obs_size + action_size + 6)
 
     def batch(self, num_envs: int) -> int:
-        """Samples in a minibatch."""
         return self.num_steps * num_envs // self.num_minibatches
 
 

@@ -8,10 +8,9 @@ Details that decide whether it learns, and their places:
   every `policy_delay` critic updates, as many of the policy   SAC.inputs
   uniform random actions before `learning_starts`              OffPolicyAlgorithm.explore
 Form: functional, as in flax and optax: `update` takes all that is learned and returns it anew. The parameters
-of a network are one flat vector, and `actor.apply(params, obs)` calls it. `engine` runs a function as written
-or compiled. `OffPolicyAlgorithm` (learning/off_policy.py) has `train_iteration`, `policy_step`, `batch`,
-`start` and `replay`; `StatefulAlgorithm` (learning/algorithm.py) has `scheduled`, `act`, `state_dict`,
-`envs`, `streams`, `obs` and `env_steps`.
+of a network are one flat vector, and `actor.apply(params, obs)` calls it. `engine` (runlab/engine.py) runs a
+function as written or compiled. Inherited: `train_iteration`, `policy_step`, `batch`, `start`, `replay`
+(learning/off_policy.py), and `scheduled`, `act`, `state_dict`, `envs`, `streams` (learning/algorithm.py).
 What may surprise: updates are counted per environment step, summed over parallel environments. With 8
 environments and updates_per_step=1 every vector step is followed by 8 updates, so that the number of
 environments changes the speed and not the ratio of learning to data.
@@ -102,13 +101,11 @@ class SAC(OffPolicyAlgorithm[Learned, Inputs, LearningRates]):
         self.start(Learned(actor, critic, target=critic.params.clone(), alpha=AdamState.init(log_alpha)))
 
     def rates(self) -> LearningRates:
-        """The learning rates of the coming iteration."""
         config = self.config
         initial = config.actor_learning_rate, config.critic_learning_rate, config.alpha_learning_rate
         return LearningRates(*(self.scheduled(rate, config.learning_rate_schedule) for rate in initial))
 
     def inputs(self, index: Tensor, number: int, noise: Noise) -> Inputs:
-        """The data of update `number`, counted from 1, from the rows `index` (B,) of the buffer."""
         delay = self.config.policy_delay
         actor_noise = tuple(noise() for _ in range(delay if number % delay == 0 else 0))
         return Inputs(self.batch(index), actor_noise, critic_noise=noise())

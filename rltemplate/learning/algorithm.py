@@ -36,7 +36,7 @@ class AlgorithmState(Protocol):
 
 
 class StatefulAlgorithm:
-    """An algorithm over N environments.
+    """An algorithm over N environments; `Algorithm` (runlab/interfaces.py) explains the members that it shares.
 
     Exact resume and the trace are made from `state`, `streams`, `envs`, `obs`, `env_steps` and `replay`.
     """
@@ -91,11 +91,9 @@ class StatefulAlgorithm:
 
     @torch.no_grad()
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """Deterministic actions (N, A) for encoded observations (N, O)."""
         return self.dist.mode(self.policy(self.to_device(obs))).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the whole state but the replay buffer."""
         progress = {} if self.obs is None else {"obs": self.obs.clone(), "envs": self.envs.state_dict()}
         counters = {"env_steps": self.env_steps, "streams": self.streams.state_dict()}
         if self.replay is not None:
@@ -103,7 +101,6 @@ class StatefulAlgorithm:
         return {**_to_dict(self.state), **counters, **progress}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, in environments that were not used before."""
         self.state = _from_dict(self.state, state, self.device)
         self.env_steps = int(state["env_steps"])
         self.streams.load_state_dict(state.get("streams", {}))
@@ -123,7 +120,6 @@ class StatefulAlgorithm:
         return torch.randn(*shape, generator=self.streams.torch("init")).to(self.device)
 
     def close(self) -> None:
-        """Release the environments."""
         self.envs.close()
 
 

@@ -85,7 +85,6 @@ class OffPolicyConfig(GradientConfig):
         return replace(self, buffer_size=1)
 
     def batch(self, num_envs: int) -> int:
-        """Transitions per update."""
         return self.batch_size
 
     def compile_from(self) -> int | None:

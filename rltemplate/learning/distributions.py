@@ -93,12 +93,10 @@ class DiagGaussian(_Gaussian):
     """
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """mean + exp(log_std) * noise."""
         mean, log_std = params.chunk(2, -1)
         return mean + kernels.exp(log_std) * noise  # (B, A)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The mean."""
         return params.chunk(2, -1)[0]  # (B, A)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
@@ -124,8 +122,7 @@ class SquashedGaussian(_Gaussian):
         self.log_std_max = log_std_max
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """Actions (B, A)."""
-        return kernels.tanh(self._unsquashed(params, noise)[0])
+        return kernels.tanh(self._unsquashed(params, noise)[0])  # (B, A)
 
     def sample_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions (B, A) and their log-densities (B,), differentiable through the noise.

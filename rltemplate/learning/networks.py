@@ -36,7 +36,6 @@ class Tanh(nn.Module):
     """The hyperbolic tangent."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
         return kernels.tanh_of_layer(x)
 
 
@@ -44,7 +43,6 @@ class Elu(nn.Module):
     """The exponential linear unit."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
         return kernels.elu(x)
 
 

@@ -200,7 +200,6 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
     # Acting
 
     def policy(self, obs: Tensor) -> Tensor:
-        """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
         return self.actor.apply(self.state.learned.actor.params, self.normalized(obs))
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:

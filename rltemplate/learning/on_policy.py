@@ -27,8 +27,6 @@ class OnPolicyConfig(ActingConfig, Protocol):
 
 
 class OnPolicyState(AlgorithmState, Protocol):
-    """A NamedTuple of everything that learning changes."""
-
     @property
     def net(self) -> AdamState: ...
 
@@ -167,7 +165,6 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
     # Acting
 
     def policy(self, obs: Tensor) -> Tensor:
-        """Parameters of the action distribution (B, P) for unscaled observations (B, O)."""
         return self.net.apply(self.state.net.params, self.normalized(obs), "policy")[0]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:

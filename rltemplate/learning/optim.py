@@ -1,8 +1,7 @@
 """Gradients, clipping, Adam and target networks as functions without side effects, over one flat vector.
 
-A whole update is written with these as *state in, state out*, so that one definition runs eagerly for
-debugging and compiles as a single program for speed. All parameters of a module lie in one vector: Adam and
-clipping are then a few operations for any number of layers.
+A whole update is written as *state in, state out*, so that one definition runs eagerly and compiles as one
+program. With all parameters in one vector, Adam and clipping are a few operations for any number of layers.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ def rehearsed(state: State) -> State:
 class FlatModule(Generic[Output]):
     """A module as a function `apply(params, *inputs)`, with all parameters in one vector `params` (P,).
 
-    `ConfigError` for a module with buffers that change, such as the means of BatchNorm: no checkpoint would
-    have them.
+    `ConfigError` for a module with buffers that change, such as the means of BatchNorm.
     """
 
     def __init__(self, module: nn.Module) -> None:

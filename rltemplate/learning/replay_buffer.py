@@ -96,10 +96,9 @@ class ReplayBuffer:
         rows: Tensor = getattr(self._rows, name)
         return rows.index_select(0, index)
 
-    # Exact resume: a checkpoint keeps the contents in parts, each with the transitions since the one before.
+    # Exact resume, as `Replay` of runlab/interfaces.py: a checkpoint keeps the contents in parts.
 
     def since(self, first: int) -> Mapping[str, Tensor]:
-        """A copy of the transitions from number `first` on, as far as they are still held, by field."""
         first = min(max(first, self.added - self.size), self.added)
         start, num = first % self.capacity, self.added - first
         room = min(num, self.capacity - start)
@@ -109,7 +108,6 @@ class ReplayBuffer:
         }
 
     def restore(self, added: int, parts: Iterable[Mapping[str, Tensor]]) -> None:
-        """Fill a new buffer with the newest of `added` transitions: `parts`, oldest first."""
         num_held = min(added, self.capacity)
         self.added = added - num_held
         for part in parts:
