@@ -183,8 +183,6 @@ class PPO(OnPolicyAlgorithm):
         action = self.dist.sample(dist_params, noise)
         return RolloutStep(obs, dist_params, action, self.dist.log_prob(dist_params, action))
 
-    # Learning
-
     def targets(self, params: Tensor, rollout: Rollout, reward: Tensor) -> Targets:
         """Advantages from one pass of the value network."""
         num_steps, num_envs = reward.shape

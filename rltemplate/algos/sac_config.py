@@ -24,7 +24,6 @@ class SACConfig(OffPolicyConfig):
     log_std_max: float = number(-20.0, 4.0)
 
     def problems(self, num_envs: int) -> Iterator[str]:
-        """The bounds of the deviation must not be empty."""
         yield from OffPolicyConfig.problems(self, num_envs)
         if self.log_std_min >= self.log_std_max:
             yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"

@@ -36,7 +36,7 @@ class AlgorithmState(Protocol):
 
 
 class StatefulAlgorithm:
-    """An algorithm over N environments; `Algorithm` (runlab/interfaces.py) explains the members that it shares.
+    """An algorithm over N environments; its members are explained in `Algorithm`, runlab/interfaces.py.
 
     Exact resume and the trace are made from `state`, `streams`, `envs`, `obs`, `env_steps` and `replay`.
     """

@@ -36,7 +36,6 @@ class GradientConfig(AlgoConfig):
         return 1
 
     def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
-        """Yield networks and an update."""
         sizes = [obs_size, *self.hidden_sizes, action_size]
         weights = sum(a * b for a, b in itertools.pairwise(sizes))
         # Two networks at least, each with its gradient and the two moments of Adam.
@@ -70,12 +69,10 @@ class OffPolicyConfig(GradientConfig):
     policy_delay: int = count(10**6)
 
     def problems(self, num_envs: int) -> Iterator[str]:
-        """The buffer must hold one step."""
         if self.buffer_size < num_envs:
             yield f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={num_envs}"
 
     def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
-        """Yield a full replay buffer as well."""
         yield from GradientConfig.memory(self, num_envs, obs_size, action_size)
         row = 2 * obs_size + action_size + 3
         yield f"algo.buffer_size={self.buffer_size}: a full buffer takes", self.buffer_size * row

@@ -146,8 +146,6 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
         metrics |= mean_metrics(self.critic_metrics, critic_metrics)
         return IterationResult(metrics | mean_metrics(self.actor_metrics, actor_metrics), episodes)
 
-    # Collecting
-
     def explore(self, obs: Tensor) -> Tensor:
         """Actions (N, A) to learn from: uniform at first, then drawn from the policy."""
         num_envs = self.envs.num_envs
@@ -163,8 +161,6 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
         """Actions for unscaled observations (N, O)."""
         dist_params = self.actor.apply(params, normalize(obs, scaling, self.config.obs_clip))
         return ExploreStep(dist_params, self.dist.sample(dist_params, noise))
-
-    # Learning
 
     def due_inputs(self) -> Iterator[InputsT]:
         """Inputs of the updates that are due after the last step, with fresh batches and noise."""
@@ -196,8 +192,6 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
             empty = self.inputs(index, number, lambda: self.streams.draw("update", self.dist.noise, size))
             inputs = pytree.tree_map_only(Tensor, lambda x: self.made_up(*x.shape), empty)
             self.engine.run(self.update, learned, inputs, self.rates())
-
-    # Acting
 
     def policy(self, obs: Tensor) -> Tensor:
         return self.actor.apply(self.state.learned.actor.params, self.normalized(obs))

@@ -162,8 +162,6 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         ends = rows[:num_envs], rows[:0]
         self.rehearse_updates(net, Rollout(obs, obs, action, log_prob, reward, zeros, zeros, *ends, []))
 
-    # Acting
-
     def policy(self, obs: Tensor) -> Tensor:
         return self.net.apply(self.state.net.params, self.normalized(obs), "policy")[0]
 
