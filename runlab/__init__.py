@@ -1,6 +1,7 @@
-"""Reinforcement-learning research whose every run can be traced and replayed.
+"""The machinery of research in reinforcement learning: every run can be traced, resumed and made again.
 
-Importing the package imports nothing heavy: neither torch nor Hydra.
+It serves the project that pyproject.toml declares, and imports nothing of it (config/project.py). Importing
+the package imports nothing heavy: neither torch nor Hydra.
 """
 
 import gc

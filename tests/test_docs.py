@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from conftest import ROOT, RecordedRun, git, program, record, run
+from conftest import NAME, ROOT, RecordedRun, git, program, record, run
 
 from runlab.config.cli.preflight import preflight
 from runlab.errors import ConfigError
@@ -128,7 +128,7 @@ def test_no_line_of_a_page_becomes_a_list_or_a_heading_by_accident() -> None:
 def test_items_of_the_trace_that_a_page_explains_are_fields_of_results() -> None:
     table = (DOCS / "comparing.md").read_text().partition("| first to differ |")[2].partition("\n\n")[0]
     names = {name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])}
-    folders = [ROOT / "rltemplate" / name for name in ("algos", "envs", "learning")]
+    folders = [ROOT / NAME / "algos", ROOT / NAME / "learning", ROOT / "runlab" / "envs"]
     source = "\n".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     assert {name for name in names if not re.search(rf"^    {name}: ", source, re.MULTILINE)} == set()
     assert len(names) > 10

@@ -1,1 +1,1 @@
-"""The algorithms, one file each."""
+"""The algorithms: each in <name>.py, with its hyperparameters and its entry in <name>_config.py."""

@@ -1,4 +1,4 @@
-"""Types and ranges of the hyperparameters of SAC. Nothing here imports torch (docs/code.md)."""
+"""Types and ranges of the hyperparameters of SAC. Nothing here imports torch (docs/extending.md)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Building blocks of algorithms: networks, distributions, optimisers, statistics, replay buffer, engine."""
+"""Parts of algorithms: networks, distributions, optimiser, statistics, replay buffer, on- and off-policy."""

@@ -1,1 +1,1 @@
-"""Readers of run folders. Nothing here imports torch."""
+"""Readers of run folders: table, differences, comparison, statistics, report. Nothing here imports torch."""

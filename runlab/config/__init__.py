@@ -1,1 +1,1 @@
-"""Configuration: types of all keys, loading, checks, and the arguments of a command."""
+"""Configuration: types of all keys, loading, checks, arguments of a command, secrets, and the project."""

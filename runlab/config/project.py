@@ -58,7 +58,7 @@ def project() -> Project:
         raise ConfigError(f"the project {name} cannot be imported: no module {error.name}") from error
     lacking = [member for member in ("ALGORITHMS", "build", "train", "codec") if not hasattr(module, member)]
     if lacking:
-        raise ConfigError(f"the project {name} lacks {', '.join(lacking)}; see docs/code.md")
+        raise ConfigError(f"the project {name} lacks {', '.join(lacking)}; see docs/design.md")
     return cast(Project, module)
 
 

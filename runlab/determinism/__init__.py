@@ -1,1 +1,1 @@
-"""Determinism levels: switches and their read-back, kernels, start-up checks, machine facts."""
+"""Determinism levels: switches and their read-back, environment variables, kernels, start-up checks."""

@@ -1,1 +1,1 @@
-"""Gymnasium environments: making, encoding spaces, stepping many, exact state."""
+"""Gymnasium environments: making, wrappers, encoding spaces, stepping many, exact state."""

@@ -1,1 +1,1 @@
-"""From a command to processes: one run, a sweep, a resumed run."""
+"""From a command to the process of a run (worker.py): one run, a sweep, a search, a resumed run."""

@@ -1,4 +1,4 @@
-"""The fresh process of a run, with the same environment for a single run and for a job of a sweep."""
+"""Command and environment of a run's process (worker.py), equal for a single run and a job of a sweep."""
 
 from __future__ import annotations
 

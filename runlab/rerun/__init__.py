@@ -1,1 +1,1 @@
-"""Recorded runs made again: reproduce, zoom, prove."""
+"""Recorded runs made again or played: reproduce, zoom, prove, evaluate, film."""

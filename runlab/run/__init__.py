@@ -1,1 +1,1 @@
-"""One run: its folder, record, checkpoints, trace, logger and all other observers, and its resume."""
+"""One run: folder, record, name, checkpoints, trace, log rows, observers and their intervals, resume, end."""

@@ -1,4 +1,4 @@
-"""From the metrics of iterations to rows on disk and in the sinks, once per log interval.
+"""From the metrics of iterations to rows on disk and in the sinks. run/observers.py says when a row is due.
 
 `metrics.jsonl` is the truth and is written first; every other sink may fail without hurting the run.
 Between two rows nothing is read from the device: tensors are collected, then read in one transfer.

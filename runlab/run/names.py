@@ -1,4 +1,4 @@
-"""Readable names of runs and of experiments. An experiment is all runs that differ only in the seed."""
+"""Readable names of runs, as in W&B, and of experiments: all runs that differ only in the seed."""
 
 from __future__ import annotations
 

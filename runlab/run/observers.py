@@ -1,4 +1,4 @@
-"""The observers of a run during training: trace, checkpoints, evaluation, log rows and videos.
+"""The observers of a run: trace, checkpoints, evaluation, log rows and videos, each at its interval.
 
 Observers know an algorithm through its protocol only and change no bit of it. All of them act at the end of
 an iteration, so that they share one clock; the trace also takes the state at its start.
