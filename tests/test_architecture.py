@@ -17,7 +17,7 @@ from conftest import NAME, ROOT, git, run
 LAZY = "def imported_late():\n    import {}"
 FOR_TYPES = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import {}"
 PLAIN = "import {}"
-AGAINST_CONTRACTS = {
+AGAINST_CONTRACTS: dict[str, list[tuple[str, str, str | None]]] = {
     "The machinery imports nothing of the project": [
         ("runlab/run/paths.py", LAZY, "rltemplate.learning.optim"),
         ("runlab/interfaces.py", FOR_TYPES, "rltemplate.algos.ppo"),
@@ -112,7 +112,9 @@ def functions(file: str) -> dict[str, int]:
     """Lines of each function of a module, and of each method of its classes, by `name` or `Class.name`."""
     lines = {}
     module = ast.parse((ROOT / file).read_text())
-    for owner in [module, *(node for node in module.body if isinstance(node, ast.ClassDef))]:
+    owners: list[ast.Module | ast.ClassDef] = [module]
+    owners += [node for node in module.body if isinstance(node, ast.ClassDef)]
+    for owner in owners:
         for node in owner.body:
             if isinstance(node, ast.FunctionDef):
                 name = f"{owner.name}.{node.name}" if isinstance(owner, ast.ClassDef) else node.name
