@@ -19,15 +19,15 @@ FOR_TYPES = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import {
 PLAIN = "import {}"
 AGAINST_CONTRACTS: dict[str, list[tuple[str, str, str | None]]] = {
     "The machinery imports nothing of the project": [
-        ("runlab/run/paths.py", LAZY, "rltemplate.learning.optim"),
-        ("runlab/interfaces.py", FOR_TYPES, "rltemplate.algos.ppo"),
-        ("runlab/engine.py", PLAIN, "rltemplate.train"),
-        ("runlab/new.py", PLAIN, "rltemplate"),
+        ("runlab/run/paths.py", LAZY, f"{NAME}.learning.optim"),
+        ("runlab/interfaces.py", FOR_TYPES, f"{NAME}.algos.ppo"),
+        ("runlab/engine.py", PLAIN, f"{NAME}.train"),
+        ("runlab/new.py", PLAIN, NAME),
     ],
     "Each module of the project imports from the lines below its own": [
-        ("rltemplate/learning/optim.py", LAZY, "rltemplate.algos.sac"),
-        ("rltemplate/algos/sac.py", FOR_TYPES, "rltemplate.project"),
-        ("rltemplate/new.py", PLAIN, None),
+        (f"{NAME}/learning/optim.py", LAZY, f"{NAME}.algos.sac"),
+        (f"{NAME}/algos/sac.py", FOR_TYPES, f"{NAME}.project"),
+        (f"{NAME}/new.py", PLAIN, None),
     ],
     "Each part of the machinery imports from the lines below its own": [
         ("runlab/errors.py", PLAIN, "runlab.rng"),
@@ -36,7 +36,7 @@ AGAINST_CONTRACTS: dict[str, list[tuple[str, str, str | None]]] = {
         ("runlab/new.py", PLAIN, None),
     ],
     "No import circle within a package": [
-        ("rltemplate/learning/normalize.py", LAZY, "rltemplate.learning.algorithm"),
+        (f"{NAME}/learning/normalize.py", LAZY, f"{NAME}.learning.algorithm"),
         ("runlab/run/paths.py", FOR_TYPES, "runlab.run.record"),
     ],
     "Recorded runs are read without torch": [
@@ -46,9 +46,9 @@ AGAINST_CONTRACTS: dict[str, list[tuple[str, str, str | None]]] = {
 }
 BY_KERNELS = ("exp", "log", "sqrt", "tanh", "norm")
 BANNED = {
-    "rltemplate/algos/new.py": "import torch\n\ntorch.manual_seed(1)\n",
-    "rltemplate/learning/new.py": "from torch import distributions\n\nprint(distributions)\n",
-    "rltemplate/new.py": "import wandb\n\nwandb.init()\n",
+    f"{NAME}/algos/new.py": "import torch\n\ntorch.manual_seed(1)\n",
+    f"{NAME}/learning/new.py": "from torch import distributions\n\nprint(distributions)\n",
+    f"{NAME}/new.py": "import wandb\n\nwandb.init()\n",
     "runlab/envs/new.py": "import random\n\nrandom.random()\n",
     "runlab/run/new.py": "import wandb\n\nwandb.init()\n",
     "runlab/launch/new.py": "from hydra import compose\n\ncompose()\n",

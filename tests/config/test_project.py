@@ -21,7 +21,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'"{NAME}.project"': "",
         '"nowhere.project"': "the project nowhere.project cannot be imported: no module nowhere",
         f'"{NAME}.nowhere"': f"cannot be imported: no module {NAME}.nowhere",
-        f'"{NAME}.algos"': "lacks ALGORITHMS, build, train, codec; see docs/code.md",
+        f'"{NAME}.algos"': "lacks ALGORITHMS, build, train, codec; see docs/design.md",
         f'"{NAME}.train"': "cannot be declared by a module that imports it",
         "3": "no project is declared; pyproject.toml names it as [tool.runlab] project",
         "nothing": "pyproject.toml cannot be read: Invalid value",
