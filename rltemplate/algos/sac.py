@@ -106,6 +106,7 @@ class SAC(OffPolicyAlgorithm[Learned, Inputs, LearningRates]):
         return LearningRates(*(self.scheduled(rate, config.learning_rate_schedule) for rate in initial))
 
     def inputs(self, index: Tensor, number: int, noise: Noise) -> Inputs:
+        """The data of update `number`, counted from 1, from the rows `index` (B,) of the buffer."""
         delay = self.config.policy_delay
         actor_noise = tuple(noise() for _ in range(delay if number % delay == 0 else 0))
         return Inputs(self.batch(index), actor_noise, critic_noise=noise())
