@@ -15,6 +15,7 @@ from rltemplate import algos
 from runlab.config.algorithms import Entry
 
 if TYPE_CHECKING:
+    import gymnasium as gym
     from gymnasium import spaces
 
     from runlab.config.schema import Config
@@ -43,6 +44,13 @@ def train(config: Config, algorithm: Algorithm, observers: Observers) -> None:
     from rltemplate import train
 
     train.train(config, algorithm, observers)
+
+
+def wrapped(env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """The environment with observations that the codec takes: those of several parts are flattened."""
+    from runlab.envs.codec import flattened
+
+    return flattened(env_id, env)
 
 
 def codec(env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Codec:

@@ -20,10 +20,12 @@ from runlab.config.entry_points import brought, load
 from runlab.errors import ConfigError
 
 if TYPE_CHECKING:
+    import gymnasium as gym
     from gymnasium import spaces
 
     from runlab.interfaces import Algorithm, Codec, Environments, Observers
 
+_MEMBERS = ("ALGORITHMS", "build", "train", "wrapped", "codec")
 _SETTINGS = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
@@ -39,6 +41,9 @@ class Project(Protocol):
 
     def train(self, config: Any, algorithm: Algorithm, observers: Observers) -> None:
         """The loop: train and observe until the run is complete or asked to end."""
+
+    def wrapped(self, env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+        """An environment with observations that the codec takes; `ConfigError` if it has none."""
 
     def codec(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Codec:
         """The translation of an environment's observations and actions to arrays and back."""
@@ -56,7 +61,7 @@ def project() -> Project:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(f"the project {name} cannot be imported: no module {error.name}") from error
-    lacking = [member for member in ("ALGORITHMS", "build", "train", "codec") if not hasattr(module, member)]
+    lacking = [member for member in _MEMBERS if not hasattr(module, member)]
     if lacking:
         raise ConfigError(f"the project {name} lacks {', '.join(lacking)}; see docs/design.md")
     return cast(Project, module)

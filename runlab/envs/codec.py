@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -30,6 +31,14 @@ def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
         raise ConfigError(
             f"{env_id} observes images {shape}, and the networks are multi-layer perceptrons; {advice}"
         )
+
+
+def flattened(env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """The environment with observations that `FlatCodec` takes; `ConfigError` for images."""
+    refuse_images(env_id, env.observation_space)
+    if isinstance(env.observation_space, spaces.Box | spaces.Discrete):
+        return env
+    return gym.wrappers.FlattenObservation(env)
 
 
 class FlatCodec:

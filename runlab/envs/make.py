@@ -26,7 +26,6 @@ from runlab.config.schema import EnvConfig
 from runlab.config.texts import choose, error_text, first_line, nearest
 from runlab.determinism import denormals
 from runlab.envs import wrappers
-from runlab.envs.codec import refuse_images
 from runlab.envs.exits import exits_are_errors, forks_end_here
 from runlab.envs.recorder import SEED_BITS, ActionRecorder
 from runlab.errors import ConfigError, RunError
@@ -92,9 +91,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     for key in ("wrappers", "training_wrappers") if training else ("wrappers",):
         for name, arguments in getattr(config, key).items():
             env = _wrapped(env, f"env.{key}.{name}", name, arguments)
-    refuse_images(config.id, env.observation_space)
-    if not isinstance(env.observation_space, spaces.Box | spaces.Discrete):
-        env = gym.wrappers.FlattenObservation(env)
+    env = project().wrapped(config.id, env)
     denormals.keep()
     return env
 

@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
-from conftest import NAME, copy_project, program, run
+from conftest import NAME, Configure, build, copy_project, program, run, small
+
+from runlab.config.project import project
+from runlab.envs.codec import FlatCodec
+from runlab.errors import ConfigError
+
+
+class Pictures(gym.Env[Any, Any]):
+    """Observations of random bytes in the form of an image."""
+
+    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._picture(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self._picture(), 1.0, False, False, {}
+
+    def _picture(self) -> np.ndarray:
+        return self.np_random.integers(0, 256, (8, 8, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +45,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'"{NAME}.project"': "",
         '"nowhere.project"': "the project nowhere.project cannot be imported: no module nowhere",
         f'"{NAME}.nowhere"': f"cannot be imported: no module {NAME}.nowhere",
-        f'"{NAME}.algos"': "lacks ALGORITHMS, build, train, codec; see docs/design.md",
+        f'"{NAME}.algos"': "lacks ALGORITHMS, build, train, wrapped, codec; see docs/design.md",
         f'"{NAME}.train"': "cannot be declared by a module that imports it",
         "3": "no project is declared; pyproject.toml names it as [tool.runlab] project",
         "nothing": "pyproject.toml cannot be read: Invalid value",
@@ -37,3 +61,26 @@ def test_a_declaration(value: str, message: str, copy: Path) -> None:
         settings.write_text(text)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == bool(message)
+
+
+def test_the_project_chooses_what_an_environment_shows_to_its_codec(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of bytes, which the template refuses, reach a codec of the project's own."""
+    seen: list[tuple[int, ...]] = []
+
+    class Pixels(FlatCodec):
+        def encode_obs(self, obs: Any) -> np.ndarray:
+            seen.append(np.asarray(obs).shape)
+            return super().encode_obs(obs)
+
+    config = configure(*small("ppo", "env.id=Pictures-v0", "algo.hidden_sizes=[4]"))
+    gym.register("Pictures-v0", f"{__name__}:Pictures", max_episode_steps=5)
+    with pytest.raises(ConfigError, match="observes images"):
+        build(config)
+    monkeypatch.setattr(project(), "wrapped", lambda env_id, env: env)
+    monkeypatch.setattr(project(), "codec", Pixels)
+    algorithm, _ = build(config)
+    algorithm.train_iteration()
+    assert set(seen) == {(config.env.num_envs, 8, 8, 3)}
+    algorithm.close()
