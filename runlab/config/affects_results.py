@@ -1,17 +1,20 @@
 """Everything that may change the results of a run: keys, files, packages, and facts of a machine.
 
 The only place that decides it, but for variables of the environment (determinism/levels.py). A file of the
-repository counts if a run imported or opened it (run/used_code.py), unless it belongs to the packages that
-observe, start or read runs. Files of `conf/` do not count, because the resolved configuration is compared.
+repository counts if a run imported or opened it (run/used_code.py), unless it is machinery that changes no
+number. Files of `conf/` do not count, because the resolved configuration is compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 
-from runlab.config.project import project
+from runlab.config.algorithms import Entry
+from runlab.config.project import ALGORITHMS, project
 
 _PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 
@@ -30,19 +33,30 @@ EXECUTION_KEYS = ("env.num_workers",)
 GPU_FACTS = ("gpu_driver", "gpus")
 _COMPUTING_FACTS = ("architecture", "cpu", "cpu_flags", "logical_cores", *GPU_FACTS)
 
-# The machinery that starts, observes and reads runs, and changes none. It is imported by every run.
-_OBSERVING = tuple(
-    f"runlab/{name}"
-    for name in (
-        *("analysis", "launch", "rerun", "run", "__main__.py"),
-        *("config/affects_results.py", "config/cli", "config/command_args.py", "config/secrets.py"),
-    )
+# Machinery that every run imports and that changes no number of it, in the folder `runlab`. The rest of it
+# counts, also where a change hardly matters: config/loading.py, schema.py and algorithms.py make the object
+# that a run reads its values from, and project.py and entry_points.py choose its code. machine.py chooses
+# kernels, interfaces.py has the Probe whose `stepwise` the engine obeys, and trial.py calls functions of an
+# algorithm.
+_IDLE_MACHINERY = (
+    # what starts, observes and reads runs
+    *("analysis", "launch", "rerun", "run", "__main__.py"),
+    # what reads command lines and files of conf/, and chooses values: the resolved configuration is compared
+    *("config/cli", "config/command_args.py", "config/yaml_files.py", "config/auto.py"),
+    # what refuses a run or lets it be, and this list
+    *("config/fit.py", "config/secrets.py", "config/affects_results.py"),
+    # texts, and errors and signals: they end a run, and no run goes on in another way because of them
+    *("config/texts.py", "config/terminal.py", "errors.py", "signals.py"),
+    # version, standard streams and garbage collection of a process. Variables that it set would be recorded.
+    "__init__.py",
 )
+_MACHINERY = "runlab"
+_WATCH = "/run/used_code.py"  # lists the files of a run, itself among them
 # The process of a run loads none of these files. Versions of packages are read from the installation.
 _IDLE_PATHS = (
     *("bench", "conf", "docs", "results", "scripts", "tests", "LICENSE", "Makefile", "requirements.lock"),
     *("CITATION.cff", "Dockerfile", "mkdocs.yml"),
-    *_OBSERVING,
+    *(f"{_MACHINERY}/{name}" for name in _IDLE_MACHINERY),
 )
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html", ".mp4", ".gif", ".tex", ".bib", ".pdf")
 # Compiled libraries open files that Python does not see. Files of their formats count wherever they are:
@@ -105,13 +119,22 @@ def code_rule(*used: Collection[str] | None) -> Callable[[str], bool]:
     A file counts if any of the runs used it. Where that is unknown of one of them (None), its name decides.
     """
     if not used or None in used:
-        return _is_code_by_name
+        # Such runs are of versions whose one package had the name that the project's package has now.
+        before = project().__name__.partition(".")[0]
+        former = (f"{before}/analysis", f"{before}/rerun")
+        return lambda path: _is_code_by_name(path) and not _is_below(path, former)
     files = {file for each in used for file in each or ()}
     packages = {path.rpartition("/")[0] for path in files if path.endswith("/__init__.py")}
     inside = {str(folder) for file in files for folder in PurePosixPath(file).parents}  # such as a submodule
+    # The machinery was a part of the project's package, and a run from then has it there.
+    machinery = {
+        _MACHINERY,
+        *(f"{_in_project(file.removesuffix(_WATCH))}" for file in files if file.endswith(_WATCH)),
+    }
+    idle = [f"{folder}/{name}" for folder in sorted(machinery) for name in _IDLE_MACHINERY]
 
     def affects_results(path: str) -> bool:
-        if _is_below(path, _OBSERVING):
+        if _is_below(path, idle):
             return False
         return path in files or path in inside or _may_be_opened(path, packages)
 
@@ -126,23 +149,47 @@ def _may_be_opened(path: str, packages: Collection[str]) -> bool:
     return name.suffix in _OPENED_BY_LIBRARIES or any(f"{folder}" in packages for folder in name.parents)
 
 
+def modules_of_others(algo: str) -> set[str]:
+    """The modules that declare other algorithms of the project, which every run imports for the table.
+
+    They count only if the code of a run names them: their configuration may be inherited.
+    """
+    name, own = project().__name__, ALGORITHMS[algo]
+    package = name.partition(".")[0] + "."
+    modules = {each: module for each, module in [*sys.modules.items()] if each.startswith(package)}
+    entries = {each: [*_entries(module)] for each, module in modules.items() if each != name}
+    return {each for each, declared in entries.items() if declared and own not in declared}
+
+
+def _entries(module: ModuleType) -> Iterator[Entry]:
+    return (value for value in vars(module).values() if isinstance(value, Entry))
+
+
 def is_prose(name: str) -> bool:
     """True for pages, notebooks and films, by the name of the file."""
     return PurePosixPath(name).suffix in _IDLE_SUFFIXES
 
 
 def _is_code_by_name(path: str) -> bool:
-    hidden = _in_project(PurePosixPath(path)).parts[0].startswith(".")
-    return not (hidden or is_prose(path) or _is_below(path, _IDLE_PATHS))
+    hidden = _in_project(path).parts[0].startswith(".")
+    return not (hidden or is_prose(path) or _is_below(path, (*_IDLE_PATHS, *_tables())))
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:
-    return any(_in_project(PurePosixPath(path)).is_relative_to(place) for place in places)
+    return any(_in_project(path).is_relative_to(place) for place in places)
 
 
-def _in_project(path: PurePosixPath) -> PurePosixPath:
+def _in_project(path: str) -> PurePosixPath:
     """The path relative to the project, if it lies there."""
-    return path.relative_to(_place()) if path.is_relative_to(_place()) else path
+    name = PurePosixPath(path)
+    return name.relative_to(_place()) if name.is_relative_to(_place()) else name
+
+
+@cache
+def _tables() -> tuple[str, ...]:
+    """The file of published returns, which lies in the project's package and is read by the report."""
+    file: Path | None = getattr(project(), "REFERENCE_RETURNS", None)
+    return (file.relative_to(_PROJECT).as_posix(),) if file and file.is_relative_to(_PROJECT) else ()
 
 
 @cache

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from runlab.config.affects_results import modules_of_others
 from runlab.config.loading import to_dict, to_yaml
 from runlab.config.schema import Config, Products
 from runlab.config.texts import error_text, few, first_line
@@ -143,7 +144,8 @@ class TrainingRun:
         if self._job.resume:
             self._continuation = find_continuation(self._job, self._git)
         runs_dir = Path(self.config.runs_dir).expanduser()
-        self._code = CodeWatch(PROJECT, self._git, aside=(self._path, runs_dir))
+        others = modules_of_others(self.config.algo.name)
+        self._code = CodeWatch(PROJECT, self._git, aside=(self._path, runs_dir), declaring=others)
 
     def begin(self, algorithm: Algorithm, facts: DeterminismFacts) -> None:
         """Make the folder, or resume in it; from here on the record says how the run ends."""

@@ -75,10 +75,14 @@ def outside_changes(a: UsedCode | None, b: UsedCode | None) -> dict[str, tuple[s
 class CodeWatch:
     """Notes what this process opens from now on, and finds the code that it uses.
 
-    `git` is the snapshot of the repository around `project`. What lies in the folders `aside` is no code.
+    `git` is the snapshot of the repository around `project`. What lies in the folders `aside` is no code. A
+    module in `declaring` is code only if another file that was used names it.
     """
 
-    def __init__(self, project: Path, git: GitRecord, aside: Iterable[Path] = ()) -> None:
+    def __init__(
+        self, project: Path, git: GitRecord, aside: Iterable[Path] = (), declaring: Collection[str] = ()
+    ) -> None:
+        self._declaring = declaring
         self._top, self._recorded, self._submodules = project.resolve(), None, list[str]()
         with suppress(GitError, OSError), repository(project) as commands:
             self._top = commands.top.resolve()
@@ -97,12 +101,15 @@ class CodeWatch:
     def used(self, modules: Mapping[str, Any] | None = None) -> UsedCode:
         """The code that was used up to now; `modules` stand in for those of this process."""
         files, outside, installed = set[str](), dict[str, Path](), _Installed()
+        declared = dict[str, str]()  # the name of a module by its path
         # A module inside of a package that is known belongs to it: torch's compiler makes some of its own.
         ends = set[str]()
         for name, file in _modules(sys.modules if modules is None else modules):
             is_installed = installed.has(file)
             if not is_installed and (path := self._path(file)) is not None:
                 files.add(path)
+                if name in self._declaring:
+                    declared[path] = name.rpartition(".")[2]
             elif name not in _OF_ENVIRONMENTS and not _parents(name) & ends:
                 ends.add(name)
                 if not is_installed:
@@ -116,11 +123,17 @@ class CodeWatch:
                 outside[masked(file.relative_to(self._top).as_posix())] = file
         self.places = outside
         with _unheard():
+            files -= {path for path, name in declared.items() if not self._named(name, files - {path})}
             return UsedCode(files=sorted(files), outside=_digests(outside))
 
     def __str__(self) -> str:
         """The code outside, and its places."""
         return few([f"{name} ({file})" for name, file in sorted(self.places.items())])
+
+    def _named(self, name: str, files: Iterable[str]) -> bool:
+        """True if the text of any of these modules has the name; constants that it imports show no origin."""
+        sources = (self._top / path for path in files if path.endswith(".py"))
+        return any(name.encode() in source.read_bytes() for source in sources if source.is_file())
 
     def _path(self, file: Path) -> str | None:
         """The path of a file in the snapshot; None: it is not there."""

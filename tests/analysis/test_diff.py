@@ -41,7 +41,7 @@ RECORD: dict[str, Any] = {
     "git": {"tree": "1" * 40, "commit": "2" * 40, "base_commit": "3" * 40, "dirty": False},
     "determinism": {"level": "repeat", "settings": {"mkl_branch": "none", "torch_num_threads": 1}},
     "environment": {"OMP_NUM_THREADS": "1"},
-    "versions": {"torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0", "pytest": "9.2.0"},
+    "versions": {"torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0", "runlab": "1.0.0"},
     "machine": {"cpu": "AMD EPYC", "logical_cores": 8, "memory_bytes": 10, "python": "3.11.7", "gpus": []},
 }
 
@@ -114,7 +114,7 @@ def test_the_order_of_wrappers_is_a_factor() -> None:
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        ({"versions": {"wandb": "0.32", "pytest": "10"}}, []),
+        ({"versions": {"wandb": "0.32", "pytest": "10", "runlab": "2.0.0"}}, []),
         ({"versions": {"torch": "2.14.0", "numpy": "3", "wandb": "1"}}, ["versions"]),
         ({"machine": {"python": "3.12.1"}}, ["versions"]),
         ({"versions": {"c++ compiler": "g++ 12"}}, []),  # for a compiled run, which is a factor of its own
@@ -245,6 +245,25 @@ def test_a_file_counts_if_a_run_used_it(name: str, counts: bool) -> None:
     assert not code_rule([])(name) or name.endswith((".xml", ".stl", ".so"))
 
 
+def test_machinery_of_before_changes_no_result_where_it_was() -> None:
+    """When one package had all, under the name of a fork."""
+    idle = ["run/sinks/console.py", "analysis/stats.py", "launch/sweep.py", "errors.py"]
+    used = [f"mine/{name}" for name in (*idle, "run/used_code.py", "learning/engine.py", "train.py")]
+    for folder in ("", "mono/project/"):
+        rule = code_rule([f"{folder}{name}" for name in used])
+        assert [name for name in used if rule(f"{folder}{name}")] == used[-2:]
+    assert all(
+        map(code_rule([name for name in used if "used_code" not in name]), used[:4])
+    )  # of an own package
+    by_name = code_rule(None)
+    assert [by_name(f"{NAME}/{name}") for name in ("analysis/x.py", "rerun/x.py", "run/x.py")] == [
+        False,
+        False,
+        True,
+    ]
+    assert by_name("other/analysis/x.py")
+
+
 def test_code_that_no_run_used_is_no_difference_and_code_outside_of_the_repository_is_one() -> None:
     def used(*files: str, **outside: str) -> dict[str, Any]:
         return {"used": {"files": [*files], "outside": outside}}
@@ -266,8 +285,13 @@ def test_code_that_no_run_used_is_no_difference_and_code_outside_of_the_reposito
 def test_which_packages_can_change_a_run() -> None:
     computing = ("torch", "numpy", "mujoco", "somebodys-env", "nvidia-cublas")
     assert all(map(package_affects_results, computing))
-    idle = ("wandb", "opentelemetry-sdk", NAME.replace("_", "-"), "pytest")
+    idle = ("wandb", "opentelemetry-sdk", NAME.replace("_", "-"), "pytest", "runlab")
     assert not any(map(package_affects_results, idle))
+    other = run("b", versions={"torch": "2.14.0", "runlab": "2.0.0"})
+    assert [*listed(compare_records(run("a"), other, []).differences, "versions")] == [
+        "  torch   2.13.0 -> 2.14.0",
+        "  runlab  1.0.0 -> 2.0.0  (cannot change results)",
+    ]
 
 
 def test_the_command_shows_the_changes(

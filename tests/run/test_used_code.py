@@ -97,6 +97,16 @@ def json_file() -> str:
     return str(sys.modules["json"].__file__)
 
 
+def test_a_module_that_only_declares_another_algorithm_is_code_if_code_names_it(repo: Path) -> None:
+    write(repo / "own_config.py", repo / "other_config.py")
+    imported = modules(**{name: repo / f"{name}.py" for name in ("env", "own_config", "other_config")})
+    looked = CodeWatch(repo, take_snapshot(repo), declaring={"own_config", "other_config"})
+    assert looked.used(imported).files == ["env.py"]
+    write(repo / "env.py", text="from own_config import LIMIT\n")
+    assert looked.used(imported).files == ["env.py", "own_config.py"]
+    assert watch(repo).used(imported).files == ["env.py", "other_config.py", "own_config.py"]
+
+
 def test_other_code_outside_has_another_digest(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = repo.parent / "away"
     deep = away / "space" / "sub" / "deep.py"
@@ -248,6 +258,44 @@ gym.register("Env-v0", Env)
 """
 
 
+NEW_ALGORITHM = """
+from rltemplate.algos.ppo_config import PPOConfig
+from runlab.config.algorithms import Entry
+
+ENTRY = Entry(PPOConfig, "rltemplate.algos.new:New")
+"""
+IDLE = [
+    *("runlab/__init__.py", "runlab/errors.py", "runlab/signals.py", "runlab/config/texts.py"),
+    *(
+        "runlab/config/terminal.py",
+        "runlab/config/auto.py",
+        "runlab/config/fit.py",
+        "runlab/run/sinks/console.py",
+    ),
+    *("runlab/run/video/recorder.py", "runlab/launch/worker.py", "runlab/config/cli/preflight.py"),
+    *("runlab/analysis/stats.py", "rltemplate/algos/sac.py", "rltemplate/algos/sac_config.py"),
+    *("Dockerfile", "mkdocs.yml", "CITATION.cff", "rltemplate/reference_returns.csv"),
+]
+COMPUTING = [
+    *(
+        "runlab/engine.py",
+        "runlab/rng.py",
+        "runlab/envs/make.py",
+        "runlab/envs/vector.py",
+        "runlab/machine.py",
+    ),
+    *("runlab/determinism/switches.py", "runlab/determinism/checks.py", "runlab/interfaces.py"),
+    *("runlab/trial.py", "runlab/config/loading.py", "runlab/config/schema.py", "runlab/config/project.py"),
+    *(
+        "rltemplate/train.py",
+        "rltemplate/project.py",
+        "rltemplate/algos/ppo.py",
+        "rltemplate/algos/ppo_config.py",
+    ),
+    *("rltemplate/learning/networks.py", "rltemplate/learning/optim.py"),
+]
+
+
 @pytest.mark.long
 def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,13 +327,28 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     used = record(tmp_path / "r1")["used"]
     assert {"my_env.py", "levels.txt", "rltemplate/algos/ppo.py"} <= {*used["files"]}
     assert not {"notes.txt", "Dockerfile", "rltemplate/algos/sac.py"} & {*used["files"]}
+    counts = code_rule(used["files"])
+    assert [name for name in [*IDLE, *COMPUTING] if counts(name)] == COMPUTING
+    assert not code_rule([*used["files"], "rltemplate/algos/sac.py"])("runlab/run/observers.py")
+    assert code_rule([*used["files"], IDLE[-1]])(IDLE[-1])  # of an environment that reads it
     assert [*used["outside"]] == ["helper"]
     write(project / "notes.txt", project / "figure.png", text="a thought\n")
-    for changed in ("Dockerfile", "runlab/run/sinks/console.py", "rltemplate/algos/sac.py"):
+    write(project / "rltemplate" / "algos" / "new_config.py", text=NEW_ALGORITHM)
+    for changed in (name for name in IDLE if (project / name).exists()):
         (project / changed).write_text((project / changed).read_text() + "# a comment\n")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "another version")
     train(2, "r2")
     assert seeds("r1", "r2") == [[1, 2]]
     resume(96)
+    loop = project / "rltemplate" / "train.py"
+    before = loop.read_text()
+    loop.write_text(before + "# a comment\n")
+    git(project, "commit", "-q", "-a", "-m", "another loop")
+    assert "the run began with other code: rltemplate/train.py\n" in resume(128, 2)
+    train(5, "r5")
+    assert seeds("r2", "r5") == [[2], [5]]
+    loop.write_text(before)
     write(project / "levels.txt", text="8\n")
     assert "the run began with other code: levels.txt" in resume(128, 2)
     train(3, "r3")
