@@ -1,3 +1,1 @@
 """This project: its algorithms, what they are built of, and what trains them. The rest is in runlab/."""
-
-__version__ = "0.1.0"
