@@ -12,7 +12,10 @@ _FLOAT32 = 4  # bytes
 
 
 def check_fit(config: Config, codec: Codec) -> None:
-    """Raise `ConfigError` if the algorithm cannot choose the actions of a codec, or needs too much memory."""
+    """Raise `ConfigError` if the algorithm cannot act in the environment of a codec, or lacks memory.
+
+    Memory is compared with `device=cpu` only.
+    """
     check_actions(config.algo.name, codec)
     if config.device is Device.cpu:
         check_memory(config, codec, usable_memory())
@@ -20,15 +23,20 @@ def check_fit(config: Config, codec: Codec) -> None:
 
 def check_actions(algo: str, codec: Codec) -> None:
     """Raise `ConfigError` if the algorithm cannot choose the actions of a codec."""
-    if ALGORITHMS[algo].needs_bounded_box and not (codec.continuous and codec.bounded):
-        able = [name for name, entry in ALGORITHMS.items() if not entry.needs_bounded_box]
-        instead = f"; use algo={able[0]}" if able else ""
+    if _lacks(algo, codec):
+        able = [name for name in ALGORITHMS if not _lacks(name, codec)]
         raise ConfigError(
-            f"algo={algo} needs continuous actions with finite bounds (Box), and {codec.env_id} has "
-            f"{codec.action_space}{instead}"
+            f"algo={algo} needs {_lacks(algo, codec)}, and {codec.env_id} has {codec.action_space}"
+            f"{f'; use algo={able[0]}' if able else ''}"
         )
-    if ALGORITHMS[algo].needs_discrete and len(codec.nvec) != 1:
-        raise ConfigError(f"algo={algo} needs Discrete actions, and {codec.env_id} has {codec.action_space}")
+
+
+def _lacks(algo: str, codec: Codec) -> str:
+    """The kind of actions that an algorithm needs and an environment lacks; empty if it has them."""
+    entry = ALGORITHMS[algo]
+    if entry.needs_bounded_box and not (codec.continuous and codec.bounded):
+        return "continuous actions with finite bounds (Box)"
+    return "Discrete actions" if entry.needs_discrete and len(codec.nvec) != 1 else ""
 
 
 def check_memory(config: Config, codec: Codec, available: int) -> None:
