@@ -99,7 +99,11 @@ class Algorithm(Protocol):
         """Deterministic actions (N, A) for encoded observations (N, O). Changes no state of training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all state but the replay buffer: tensors, numbers and strings in dicts and lists."""
+        """A copy of all state but the replay buffer: tensors, numbers, strings and None in dicts and lists.
+
+        States of torch's modules and optimisers and of numpy's default generator are such. A run with
+        anything else in it ends at once, such as with a numpy array: torch would write it, and not read it.
+        """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`, in environments that were not used before.

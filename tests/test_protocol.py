@@ -1,40 +1,49 @@
-"""An algorithm that has the protocol and nothing else: no call of a probe, nothing of learning/."""
+"""An algorithm with the six members of the protocol and nothing else: no network, nothing of learning/."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, differences, job_in
+from conftest import Configure, differences, job_in, record, rows
 
+from runlab.__main__ import main
+from runlab.analysis.compare import DIVERGED, IDENTICAL, compare_runs, report
+from runlab.config.algorithms import AlgoConfig, Entry, count, positive
+from runlab.config.cli.preflight import preflight
 from runlab.config.project import ALGORITHMS
-from runlab.interfaces import ForwardPass, IterationResult, Probe
-from runlab.launch.worker import run
+from runlab.errors import RunError
+from runlab.interfaces import IterationResult, Probe
+from runlab.launch import worker
 from runlab.run import paths
 
 
+@dataclass(slots=True, kw_only=True)
+class ClimbConfig(AlgoConfig):
+    num_steps: int = count()
+    step_size: float = positive()
+
+
 class HillClimber:
-    """Linear policies with random changes, of which the better ones are kept; one iteration is 16 steps."""
+    """Linear policies with random changes, of which the better ones are kept; an iteration tries one."""
 
-    crash_at = -1  # environment steps at which the process ends, as in a kill
-
-    def __init__(self, _config: Any, envs: Any, _streams: Any, _total: int, _engine: Any) -> None:
-        self.envs, self.env_steps, self.replay, self.probe = envs, 0, None, Probe()
+    def __init__(self, config: ClimbConfig, envs: Any, streams: Any, _total: int, _engine: Any) -> None:
+        self.config, self.envs, self.env_steps = config, envs, 0
+        self.rng = np.random.default_rng(streams.seed)
         self.obs: np.ndarray | None = None
         self.best, self.score = np.zeros((envs.codec.obs_size, envs.codec.nvec[0])), -np.inf
 
     def train_iteration(self) -> IterationResult:
-        if self.env_steps == self.crash_at:
-            raise KeyboardInterrupt
         self.obs = self.envs.reset() if self.obs is None else self.obs
-        tried = self.best + np.random.default_rng(self.env_steps).normal(size=self.best.shape)
+        tried = self.best + self.config.step_size * self.rng.normal(size=self.best.shape)
         episodes, score = [], 0.0
-        for _ in range(8):
+        for _ in range(self.config.num_steps):
             step = self.envs.step(np.argmax(self.obs @ tried, 1)[:, None])
             self.env_steps += self.envs.num_envs
             self.obs, score = step.obs, score + float(step.reward.sum() - 10 * step.terminated.sum())
@@ -43,22 +52,20 @@ class HillClimber:
             self.best, self.score = tried, score
         return IterationResult({"climb/score": torch.tensor(score)}, episodes)
 
-    def forward_passes(self) -> Mapping[str, ForwardPass]:
-        return {}
-
     def act(self, obs: np.ndarray) -> np.ndarray:
-        self.probe.results("act", {"obs": obs}, whole=True)  # of an evaluation, and so not of the run
         actions: np.ndarray = np.argmax(obs @ self.best, 1)[:, None]
         return actions
 
     def state_dict(self) -> dict[str, Any]:
         state = {"best": torch.from_numpy(self.best.copy()), "score": self.score, "env_steps": self.env_steps}
+        state |= {"rng": self.rng.bit_generator.state}
         if self.obs is not None:
             state |= {"obs": torch.from_numpy(self.obs.copy()), "envs": self.envs.state_dict()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self.score, self.env_steps = state["best"].numpy(), state["score"], state["env_steps"]
+        self.rng.bit_generator.state = state["rng"]
         if "envs" in state:
             self.envs.load_state_dict(state["envs"])
             self.obs = state["obs"].numpy()
@@ -67,23 +74,162 @@ class HillClimber:
         self.envs.close()
 
 
+class Probed(HillClimber):
+    """One with the optional probe, which gets steps of environments, and values in evaluations as well."""
+
+    @property
+    def probe(self) -> Probe:
+        probe: Probe = self.envs.probe
+        return probe
+
+    @probe.setter
+    def probe(self, probe: Probe) -> None:
+        self.envs.probe = probe
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        self.probe.results("act", {"obs": obs}, whole=True)  # of an evaluation, and so not of the run
+        return super().act(obs)
+
+
+class Forgetful(HillClimber):
+    """One that goes on with new random numbers."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({**state, "rng": self.rng.bit_generator.state})
+
+
+class Unkept(HillClimber):
+    """One with an array in its state, which torch writes and does not read."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"best": self.best.copy()}
+
+
+class UnkeptLater(HillClimber):
+    """One whose state is right until the first iteration."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | ({} if self.obs is None else {"obs": [*self.obs[0]]})
+
+
+ALGO = {"name": "climb", "num_steps": 8, "step_size": 1.0}
+VALUES = {"defaults": ["_climb@algo"], "env": {"num_envs": 2}, "algo": ALGO}
+WORDS = ["total_env_steps=320", "checkpoint_every=64", "eval_every=64", "eval_episodes=2", "log_every=64"]
+WORDS += ["algo=climb", "env=CartPole", "env.max_episode_steps=40", "logger=none", "video_every=0"]
+WORDS += ["determinism=fast"]  # which needs no process of its own
+
+
+@pytest.fixture(autouse=True)
+def _the_table_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more algorithm, as an installed package would bring it."""
+    use(monkeypatch, HillClimber)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, kind: type[HillClimber]) -> None:
+    """Let a class be the algorithm `climb`."""
+    entry = Entry(ClimbConfig, f"{__name__}:{kind.__name__}", needs_discrete=True, values=VALUES)
+    monkeypatch.setitem(ALGORITHMS, "climb", entry)
+
+
+def train(configure: Configure, run_dir: Path, *words: str, resume: bool = False) -> Path:
+    """Train or resume a run in this process; its folder."""
+    job = replace(job_in(run_dir, configure), config=configure(*WORDS, *words), resume=resume)
+    assert worker.run(job) == 0
+    return run_dir
+
+
+def crash(
+    monkeypatch: pytest.MonkeyPatch, configure: Configure, run_dir: Path, *words: str, at: int = 208
+) -> None:
+    """Train until the process ends, as in a kill, after `at` environment steps."""
+    train_iteration = HillClimber.train_iteration
+
+    def ending(climber: HillClimber) -> IterationResult:
+        if climber.env_steps == at:
+            raise KeyboardInterrupt
+        return train_iteration(climber)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HillClimber, "train_iteration", ending)
+        with pytest.raises(KeyboardInterrupt):
+            train(configure, run_dir, *words)
+
+
 @pytest.mark.parametrize("detail", ["iteration", "step"])
-def test_it_is_traced_evenly_and_resumes_exactly(
+def test_it_is_traced_and_resumes_exactly(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detail: str
 ) -> None:
-    entry = replace(ALGORITHMS["ppo"], implementation=f"{__name__}:HillClimber")
-    monkeypatch.setitem(ALGORITHMS, "ppo", entry)
-    words = [f"trace={detail}", "total_env_steps=320", "checkpoint_every=64", "eval_every=64"]
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    assert run(job_in(straight, configure, *words)) == 0
-    lines = (straight / paths.TRACE).read_bytes().splitlines()
-    ends = [len(line) for line in lines if line.startswith(b'["iteration",')]
-    assert len(ends) == 20
-    assert max(ends) < 2 * min(ends[1:]), "an iteration takes as many bytes as the one before"
-    assert b'"act"' not in b"".join(lines)
-    monkeypatch.setattr(HillClimber, "crash_at", 208)
-    with pytest.raises(KeyboardInterrupt):
-        run(job_in(resumed, configure, *words))
-    monkeypatch.setattr(HillClimber, "crash_at", -1)
-    assert run(job_in(resumed, configure, *words, resume=True)) == 0
-    assert differences(straight, resumed) == []
+    trace = f"trace={detail}"
+    straight, again = (train(configure, tmp_path / name, trace) for name in ("straight", "again"))
+    crash(monkeypatch, configure, tmp_path / "resumed", trace)
+    resumed = train(configure, tmp_path / "resumed", trace, resume=True)
+    assert differences(straight, again) == differences(straight, resumed) == []
+    assert compare_runs(straight, resumed).verdict == IDENTICAL
+    assert rows(straight)[-1].keys() >= {"climb/score", "eval/return", "episode/return"}
+    seed_2 = train(configure, tmp_path / "seed_2", trace, "seed=2")
+    assert "first  start/rng/state/inc" in report(compare_runs(straight, seed_2))
+
+
+def test_a_forgotten_part_of_the_state_is_seen(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, resumed = train(configure, tmp_path / "straight"), tmp_path / "resumed"
+    crash(monkeypatch, configure, resumed)
+    use(monkeypatch, Forgetful)
+    train(configure, resumed, resume=True)
+    comparison = compare_runs(straight, resumed)
+    assert comparison.verdict == DIVERGED
+    first = "diverged in iteration 12 (environment steps 193 to 208): start/rng/state/state"
+    assert report(comparison).splitlines()[0] == first
+
+
+@pytest.mark.parametrize("trace", ["off", "iteration"])
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    {Unkept: "state/best .* is a numpy.ndarray", UnkeptLater: "end/obs/0 .* is a numpy.float32"}.items(),
+)
+def test_a_state_that_no_checkpoint_keeps_is_refused_at_once(
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[HillClimber],
+    problem: str,
+    trace: str,
+) -> None:
+    use(monkeypatch, kind)
+    with pytest.raises(RunError, match=f"{problem}, which a checkpoint does not keep"):
+        train(configure, tmp_path / "run", f"trace={trace}")
+    assert (tmp_path / "run").exists() == (kind is UnkeptLater)
+
+
+def test_iterations_take_equal_space_in_a_trace_without_evaluations(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, Probed)
+    for detail in "iteration", "step":
+        run_dir = train(configure, tmp_path / detail, f"trace={detail}")
+        lines = (run_dir / paths.TRACE).read_bytes().splitlines()
+        ends = [len(line) for line in lines if line.startswith(b'["iteration",')]
+        assert len(ends) == 20
+        assert max(ends) < 2 * min(ends[1:]), "an iteration takes as many bytes as the one before"
+        steps = [line for line in lines if line.startswith(b'["step",')]
+        assert len(steps) == (160 if detail == "step" else 0)
+        assert b'"act"' not in b"".join(lines)
+
+
+@pytest.mark.long
+def test_commands_read_it(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs" / "climb-CartPole"
+    runs = [train(configure, folder / f"seed-{seed}", f"seed={seed}") for seed in (1, 2)]
+    assert [record(run_dir)["status"] for run_dir in runs] == ["finished"] * 2
+    assert main(["evaluate", f"run={runs[0]}", "episodes=3"]) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    assert main(["stats", f"runs={folder}/*"]) == 0
+    assert "climb" in capsys.readouterr().out
+    assert main(["report", f"runs={folder}/*", f"out={tmp_path / 'report.html'}"]) == 0
+    assert "climb" in re.sub(r"climb-CartPole/", "", (tmp_path / "report.html").read_text())
+
+
+def test_auto_resolves() -> None:
+    (config,) = preflight([*WORDS, "num_threads=auto", "compile=auto"]).configs
+    assert (config.num_threads, config.compile) == (1, False)

@@ -21,6 +21,7 @@ from runlab.envs.global_rng import seed_global_rng
 from runlab.errors import ConfigError
 from runlab.run.files import to_stderr
 from runlab.run.job import Job
+from runlab.run.trace import check_state
 from runlab.run.training_run import TrainingRun, check_level, settled
 from runlab.signals import Stop, stop_signals
 from runlab.trial import try_programs
@@ -50,6 +51,7 @@ def _run(job: Job) -> int:
         seed_global_rng(config.seed)
         algorithm, envs = project().build(config)
         training.algorithm = algorithm
+        check_state(algorithm)
         signals.enter_context(stop_signals(stop))
         if config.compile:
             settings |= try_programs(algorithm, config.trace is TraceDetail.step, to_stderr)

@@ -18,14 +18,15 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import xxhash
 
+from runlab.errors import RunError
 from runlab.interfaces import Algorithm, IterationResult, Probe, replay_of
 from runlab.run import paths
 from runlab.run.files import LineFile
@@ -62,19 +63,36 @@ def named_leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The tensors, numbers and texts in nested dictionaries and lists, named by their keys and sorted."""
-    if isinstance(state, Mapping):
+    """The tensors, numbers and texts in nested dictionaries and lists, named by their keys and sorted.
+
+    `RunError` for a value that no checkpoint keeps: torch would write it, and refuse to read it.
+    """
+    kind = type(state)
+    if kind in (dict, OrderedDict):
         for key in sorted(state):
             yield from entries(state[key], f"{path}/{key}")
-    elif isinstance(state, Sequence) and not isinstance(state, str):
+    elif kind in (list, tuple):
         for place, value in enumerate(state):
             yield from entries(value, f"{path}/{place}")
     elif hasattr(state, "detach"):
         yield path, state
-    elif state is not None:
+    elif kind in (bool, int, float, str):
         import numpy as np  # not needed to compare traces
 
+        if kind is int and state.bit_length() > 63:  # numpy has no such number, and its generators have them
+            state = str(state)
         yield path, np.frombuffer(state.encode(), np.uint8) if isinstance(state, str) else np.asarray(state)
+    elif state is not None:
+        raise RunError(
+            f"{path} in the algorithm's state_dict() is a {kind.__module__}.{kind.__qualname__}, which a "
+            "checkpoint does not keep; it has tensors, numbers, strings and None in dicts and lists"
+        )
+
+
+def check_state(algorithm: Algorithm) -> None:
+    """Raise `RunError` if a checkpoint would not keep all of an algorithm's state."""
+    for _ in entries(algorithm.state_dict(), "state"):
+        pass
 
 
 def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | None:
