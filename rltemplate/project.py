@@ -1,7 +1,7 @@
 """The declaration of this project: its algorithms, and what builds and trains a run.
 
 pyproject.toml names this module as `[tool.runlab] project`. It imports no torch, because every command reads
-the table.
+`ALGORITHMS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One run: the algorithm and its environments are built, then the loop trains and observes.
 
-The process around it is runlab/launch/worker.py. The end of an iteration is the only place where anything
-is logged, evaluated, filmed or saved. Neither function asks which algorithm or environment it has.
+The process around it is runlab/launch/worker.py. In the loop, the end of an iteration is the only place where
+anything is logged, evaluated, filmed or saved. Neither function asks which algorithm or environment it has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from runlab.config.schema import Config
 from runlab.determinism.switches import resolve_device
 from runlab.engine import Engine
 from runlab.envs.envs import Envs
-from runlab.errors import ConfigError, RunError
 from runlab.interfaces import Algorithm, Observers
 from runlab.rng import Streams, env_seeds
 
@@ -27,12 +26,10 @@ def build(config: Config) -> tuple[Algorithm, Envs]:
     implementation = pkgutil.resolve_name(ALGORITHMS[config.algo.name].implementation)
     try:
         check_fit(config, envs.codec)
-        algorithm = implementation(config.algo, envs, streams, config.total_env_steps, engine)
-        algorithm.state_dict()  # refuses a state that no checkpoint can hold
-    except (ConfigError, RunError) as error:
+        return implementation(config.algo, envs, streams, config.total_env_steps, engine), envs
+    except BaseException:
         envs.close()
-        raise ConfigError(f"{error}") from error
-    return algorithm, envs
+        raise
 
 
 def train(config: Config, algorithm: Algorithm, observers: Observers) -> None:

@@ -41,8 +41,8 @@ class ForwardPass(NamedTuple):
 class IterationResult:
     """The results of one training iteration for observers.
 
-    `metrics` are detached 0-d tensors that stay on the device; only the logger reads their values, once
-    per log interval.
+    `metrics` are detached 0-d tensors that stay on the device. Those named `loss/...` are tested for NaN in
+    each iteration; the logger reads all of them in one transfer for each row.
     """
 
     metrics: Mapping[str, Tensor]
@@ -85,9 +85,10 @@ class Replay(Protocol):
 class Algorithm(Protocol):
     """The interface of an algorithm for the training loop and the observers.
 
-    Three further members are optional: `replay`, a `Replay` whose `added` stands in the state; `probe`, a
-    `Probe` that gets values within an iteration; and `forward_passes()`, the networks by name as
-    `ForwardPass`, without which no level above `repeat` can be tested.
+    Further members are optional: `replay`, a `Replay` whose `added` stands in the state; `probe`, a `Probe`
+    that gets values within an iteration; `forward_passes()`, the networks by name as `ForwardPass`, without
+    which no level above `repeat` can be tested; and those of `trial.Compiled`, by which compiled programs are
+    tried before the run.
     """
 
     env_steps: int  # environment steps of training, summed over parallel environments
@@ -96,7 +97,7 @@ class Algorithm(Protocol):
         """Collect and learn until the next point at which the run may be observed."""
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """Deterministic actions (N, A) for encoded observations (N, O). Changes no state of training."""
+        """Deterministic actions (B, A) for encoded observations (B, O). Changes no state of training."""
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all state but the replay buffer: tensors, numbers, strings and None in dicts and lists.
@@ -146,7 +147,7 @@ class Codec(Protocol):
     bounded: bool  # actions are continuous and every component has finite bounds
 
     def encode_obs(self, obs: Any) -> np.ndarray:
-        """A batch of raw observations (N, ...) as an array of an algorithm."""
+        """A batch of raw observations (B, ...) as an array of an algorithm."""
 
     def decode_action(self, action: np.ndarray) -> np.ndarray:
         """A batch of an algorithm's actions as actions of the environment."""

@@ -8,7 +8,7 @@ implementation details of proximal policy optimization"):
   truncation bootstraps with the value of the final obs       PPO.targets
   advantage normalisation per minibatch (7)                   PPO.loss
   clipped policy loss (8), optional value clipping (9)        PPO.loss
-  end of the passes by the divergence of the whole rollout    PPO.learn
+  early stopping at target_kl, over the whole rollout         PPO.learn
   global gradient clipping (11), Adam eps (3), decay (4)      PPO.update, PPO.coefficients
   observation and reward scaling and clipping (c6-c9)         normalize, OnPolicyAlgorithm.scaled_reward
 Form: functional, as in flax and optax: `update` takes parameters and returns new ones. The parameters of both
@@ -16,8 +16,9 @@ networks are one flat vector, and `net.apply(params, obs, ...)` calls them. `eng
 function as written or compiled. Inherited: `collect`, `scaled_reward`, `policy` (learning/on_policy.py), and
 `begin_iteration`, `scheduled`, `act`, `state_dict`, `envs`, `streams`, `obs` (learning/algorithm.py).
 What may surprise: observation statistics are frozen during a rollout and merged after it, so that the rollout
-and all passes over it have the same normalisation, and the first ratio is 1. A run begins with a rollout only
-for statistics: coming after the first passes, they would change the policy as much as these passes did.
+and all epochs over it have the same normalisation, and the first ratio is 1. With normalize_obs, a run begins
+with a rollout only for statistics. If these came only after the first update, normalising would change the
+policy as much as that update.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class ActorCritic(nn.Module):
         self.log_std = nn.Parameter(torch.full((dist.size,), config.log_std_init)) if gaussian else None
 
     def forward(self, obs: Tensor, *parts: str) -> tuple[Tensor, ...]:
-        """For "policy" parameters of the action distribution (B, P), for "value" scaled returns (B,)."""
+        """One tensor per part: "policy" distribution parameters (B, P), "value" scaled returns (B,)."""
         return tuple(self.policy(obs) if part == "policy" else self.critic(obs).squeeze(-1) for part in parts)
 
     def policy(self, obs: Tensor) -> Tensor:
@@ -76,9 +77,9 @@ class PPOState(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """The quantities that one pass of the value network gives."""
+    """Advantages, and what they are made of."""
 
-    scaled_reward: Tensor  # (T, N)
+    scaled_reward: Tensor  # (T, N) as it is without normalize_reward; for the trace alone
     value: Tensor  # (T, N)
     advantage: Tensor  # (T, N)
 
@@ -149,7 +150,7 @@ class PPO(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
-        """One rollout, and the passes over it."""
+        """One rollout, and the epochs over it."""
         self.begin_iteration()
         config, coef, episodes = self.config, self.coefficients(), list[Episode]()
         # Collect. A run's first iteration does it twice: its first rollout only fills the statistics.
@@ -200,24 +201,25 @@ class PPO(OnPolicyAlgorithm):
     def learn(
         self, rollout: Rollout, reward: Tensor, coef: Coefficients
     ) -> tuple[AdamState, dict[str, Tensor]]:
-        """All passes over the rollout; metrics are means over updates."""
+        """All epochs over the rollout; metrics are means over updates."""
         config, net = self.config, self.state.net
         # Before any update: the error of the first ratio, the targets, and how well the values explain them.
         first_error = (kernels.exp(self.log_ratio(net.params, rollout)) - 1.0).abs().max()
         targets: Targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
         explained = 1.0 - targets.advantage.var() / (targets.advantage + targets.value).var().clamp(min=1e-30)
-        # The passes, until the policy is too far from the one that acted.
-        tables: list[Tensor] = []  # (minibatches, len(Metrics)) of each pass
+        # The epochs, until the policy is too far from the one that acted.
+        tables: list[Tensor] = []  # (minibatches, len(Metrics)) of each epoch
         for epoch in range(config.update_epochs):
             if epoch > 0 and config.recompute_advantage:
                 targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
-            net, metrics_of_pass = self.one_pass(net, rollout, targets, coef)
-            tables.append(metrics_of_pass)
+            net, metrics_of_epoch = self.one_epoch(net, rollout, targets, coef)
+            tables.append(metrics_of_epoch)
             if config.target_kl is not None:
                 kl = approx_kl(self.log_ratio(net.params, rollout)).item()
                 if kl > config.target_kl:
                     break
-        # The error is the largest over the rollout, and over the first minibatch in the shape of updates.
+        # The larger of two errors: of the rollout in one batch, and of the first minibatch, which may round
+        # differently.
         table = torch.cat(tables)  # (updates, len(Metrics))
         error = torch.maximum(first_error, Metrics(*table[0]).policy_first_ratio_max_error)
         metrics = Metrics(*columns_mean(table))._replace(policy_first_ratio_max_error=error)
@@ -226,17 +228,17 @@ class PPO(OnPolicyAlgorithm):
             further["optim/epochs"] = torch.tensor(float(len(tables)), device=self.device)
         return net, named(metrics) | further
 
-    def one_pass(
+    def one_epoch(
         self, net: AdamState, rollout: Rollout, targets: Targets, coef: Coefficients
     ) -> tuple[AdamState, Tensor]:
-        """The updates of one pass in a new order, and their metrics (minibatches, len(Metrics))."""
+        """The updates of one epoch in a new order, and their metrics (minibatches, len(Metrics))."""
         decisions = rollout.normalized_obs, rollout.action, rollout.log_prob
         order = self.streams.draw("minibatch", torch.randperm, targets.value.numel()).to(self.device)
         data = Minibatch(*decisions, targets.advantage, targets.value)
         return self.engine.scan(self.update, net, shuffled(data, order, self.config.num_minibatches), coef)
 
     def rehearse_updates(self, net: AdamState, rollout: Rollout) -> None:
-        self.one_pass(net, rollout, self.targets(net.params, rollout, rollout.reward), self.coefficients())
+        self.one_epoch(net, rollout, self.targets(net.params, rollout, rollout.reward), self.coefficients())
 
     def log_ratio(self, params: Tensor, rollout: Rollout) -> Tensor:
         """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""

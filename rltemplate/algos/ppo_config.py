@@ -35,7 +35,7 @@ class PPOConfig(GradientConfig):
     log_std_init: float = number(-20.0, 2.0)
 
     def problems(self, num_envs: int) -> Iterator[str]:
-        """A rollout must divide into minibatches of one size, each with at least two samples."""
+        """A rollout must divide into minibatches of one size; normalising advantages takes two samples."""
         rollout = self.num_steps * num_envs
         if rollout % self.num_minibatches:
             yield (
@@ -50,11 +50,11 @@ class PPOConfig(GradientConfig):
             )
 
     def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
-        """Yield a rollout as well: observation, action, and six numbers of each step."""
+        """Yield a rollout as well: observations twice, actions, and six numbers of each step."""
         yield from GradientConfig.memory(self, num_envs, obs_size, action_size)
         rollout = self.num_steps * num_envs
         of = f"algo.num_steps={self.num_steps} x env.num_envs={num_envs}"
-        yield f"{of}: a rollout takes", rollout * (obs_size + action_size + 6)
+        yield f"{of}: a rollout takes", rollout * (2 * obs_size + action_size + 6)
 
     def batch(self, num_envs: int) -> int:
         return self.num_steps * num_envs // self.num_minibatches
@@ -64,7 +64,7 @@ ENTRY = Entry(
     PPOConfig,
     "rltemplate.algos.ppo:PPO",
     console={"policy/entropy": "entropy", "loss/policy": "policy loss", "loss/value": "value loss"},
-    zero_ratio="policy/first_ratio_max_error",
+    zero_metric="policy/first_ratio_max_error",
 )
 
 

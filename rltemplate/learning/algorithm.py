@@ -69,7 +69,7 @@ class StatefulAlgorithm:
         return self.obs
 
     def scheduled(self, initial: float, schedule: Schedule) -> Tensor:
-        """A coefficient for the coming iteration, 0-d: a changing number would compile programs again."""
+        """A coefficient for the coming iteration, 0-d: a changing Python number would be compiled anew."""
         remaining = max(0.0, 1.0 - self.env_steps / self.total_env_steps)
         return torch.tensor(initial * (remaining if schedule is Schedule.linear else 1.0), device=self.device)
 
@@ -111,7 +111,7 @@ class StatefulAlgorithm:
     def rehearse(self) -> None:
         """Call each function of the engine once, with `made_up` numbers in the shapes of a run (trial.py).
 
-        An algorithm without its own one tries the compiler with a small function.
+        An algorithm without a `rehearse` of its own tries the compiler with a small function.
         """
         self.engine.run(torch.tanh, self.made_up(8))
 

@@ -86,7 +86,7 @@ class UpdateReport(NamedTuple):
 class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
     """An algorithm that learns from a replay buffer, with a policy and twin critics.
 
-    A subclass builds its networks, calls `start`, and has the methods below that are not implemented.
+    A subclass builds its networks, calls `start`, and implements `rates`, `inputs` and `update`.
     """
 
     config: OffPolicyConfig
@@ -117,7 +117,7 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
-        """`steps_per_iteration` environment steps, each followed by its updates."""
+        """`steps_per_iteration` environment steps, at least one in each; updates follow each vector step."""
         config, obs, rates = self.config, self.begin_iteration(), self.rates()
         raw_obs, episodes = list[Tensor](), list[Episode]()
         critic_metrics, actor_metrics = list[Tensor](), list[Tensor]()  # of each update

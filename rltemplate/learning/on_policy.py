@@ -147,11 +147,11 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         return rescale(rollout.reward, norm.scaling(), self.config.reward_clip), norm, running
 
     def rehearse_updates(self, net: AdamState, rollout: Rollout) -> None:
-        """Call the updates of one pass over a made-up rollout, by the engine."""
+        """Call the updates of one epoch over a made-up rollout, by the engine."""
         raise NotImplementedError
 
     def rehearse(self) -> None:
-        """One decision, and the updates of one pass over a made-up rollout."""
+        """One decision, and the updates of one epoch over a made-up rollout."""
         num_steps, num_envs, net = self.config.num_steps, self.envs.num_envs, rehearsed(self.state.net)
         reward, num_rows = self.made_up(num_steps, num_envs), num_steps * num_envs
         rows, zeros = self.made_up(num_rows, self.envs.codec.obs_size), torch.zeros_like(reward)
@@ -166,7 +166,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         return self.net.apply(self.state.net.params, self.normalized(obs), "policy")[0]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
-        """Policy and value, with the batches of rollout, targets and updates."""
+        """Policy and value, with the batches of rollout, targets (without final observations) and updates."""
         num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
         batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
         apply, params, size = self.net.apply, self.state.net.params, self.envs.codec.obs_size

@@ -1,4 +1,4 @@
-"""The interface of configurations of algorithms: makers of fields, checks, and the entry of the table.
+"""How an algorithm declares its hyperparameters (field helpers, `AlgoConfig`) and itself (`Entry`).
 
 The table itself belongs to the project (config/project.py). The process that checks a command does not import
 torch, which takes a second. So an algorithm and its configuration are in two modules.
@@ -67,7 +67,7 @@ class AlgoConfig:
         return iter(())
 
     def least_parameters(self) -> int:
-        """Numbers that the networks have at least. A checkpoint with fewer does not fit."""
+        """A lower bound of the number of network weights; a smaller checkpoint is refused."""
         return 0
 
     def multiplications(self, num_envs: int) -> int:
@@ -97,7 +97,7 @@ class Entry:
     """An algorithm: the type of its configuration, and `module:class` of its implementation.
 
     `needs_bounded_box`: actions must be real numbers between finite bounds. `needs_discrete`: an
-    action must be one whole number. `console`: its metrics on the console, each with a label. `zero_ratio`:
+    action must be one whole number. `console`: its metrics on the console, each with a label. `zero_metric`:
     the metric that must be 0 where a row's result depends on the row alone. `values`: the content of its
     file for conf/algo/, where a package brings it.
     """
@@ -107,5 +107,5 @@ class Entry:
     needs_bounded_box: bool = False
     needs_discrete: bool = False
     console: Mapping[str, str] = field(default_factory=dict)
-    zero_ratio: str | None = None
+    zero_metric: str | None = None
     values: Mapping[str, Any] | None = None

@@ -86,12 +86,12 @@ def _declared() -> str:
     if len(names) == 1:
         return names[0]
     text = f"several projects are installed: {', '.join(names)}" if names else "no project is declared"
-    raise ConfigError(f"{text}; pyproject.toml names it as [tool.runlab] project")
+    raise ConfigError(f"{text}; name it in pyproject.toml as [tool.runlab] project")
 
 
 def _algorithms() -> dict[str, Entry]:
     """The algorithms of the project and of installed packages by name; the project's come first."""
-    table = project().ALGORITHMS
+    table = dict(project().ALGORITHMS)
     for name in brought("algorithms"):
         try:
             table.setdefault(name, load(f"algo={name}", "algorithms", name))

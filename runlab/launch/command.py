@@ -31,7 +31,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Parse, check, and become the process of the run; returns at the end of a sweep only."""
+    """Parse, check, and become the process of the run; returns for a sweep, `--cfg` and `debug=here` only."""
     # Imported here: `make resume` imports this module, and Hydra takes a quarter of a second.
     from runlab.config.loading import to_yaml
     from runlab.launch.checks import HERE, check_environments, check_plan, planned

@@ -11,8 +11,8 @@ from runlab.run.job import JOB_VARIABLE, Job
 from runlab.run.paths import PROJECT
 
 WORKER = "runlab.launch.worker"
-# For the processes of a sweep's launcher: the file for signals, the command's environment, and the folder in
-# which Hydra keeps its own files (conf/config.yaml).
+# Variables of a sweep's launcher, which its runs do not get: the file for signals, the variables of the
+# command, and the folder in which Hydra keeps its own files (conf/config.yaml).
 LAUNCHER_VARIABLES = ("RUNLAB_STOP", "RUNLAB_COMMAND", "RUNLAB_SWEEP")
 STOP_VARIABLE, COMMAND_VARIABLE, _ = LAUNCHER_VARIABLES
 

@@ -1,6 +1,6 @@
 """The process of a run: its level, the project's algorithm and loop, signals, and the end.
 
-`python -P -m runlab.launch.worker` finds the job of the run in its environment.
+`python -P -m runlab.launch.worker` finds the job of the run in an environment variable.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from runlab.errors import ConfigError
 from runlab.run.files import to_stderr
 from runlab.run.job import Job
 from runlab.run.trace import check_state
-from runlab.run.training_run import TrainingRun, check_level, settled
+from runlab.run.training_run import TrainingRun, check_level, with_named_products
 from runlab.signals import Stop, stop_signals
 from runlab.trial import try_programs
 
 
 def run(job: Job) -> int:
-    """Make the run of a job, without the compiler if it was chosen by `auto` and cannot be had."""
+    """Make the run of a job, without the compiler if `compile=auto` chose it and it does not work."""
     try:
         return _run(job)
     except NoCompilerError as error:  # before anything was begun
@@ -40,14 +40,14 @@ def run(job: Job) -> int:
 
 
 def _run(job: Job) -> int:
-    job = settled(job)
+    job = with_named_products(job)
     config = job.config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     training = TrainingRun(job)
     stop = Stop(training.message)
     with contextlib.ExitStack() as signals, training, exits_are_errors():
         # Build. What does not fit is refused here, before anything of the run is written.
-        training.find_checkpoint()
+        training.prepare()
         seed_global_rng(config.seed)
         algorithm, envs = project().build(config)
         training.algorithm = algorithm
@@ -75,5 +75,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout = lossy(sys.stdout)  # a run has no result there; what it has are words of environments
+    sys.stdout = lossy(sys.stdout)  # only environments print there, and a closed pipe must not end the run
     sys.exit(main())

@@ -77,7 +77,7 @@ class Proof:
         """`words` are overrides as for training. Raises ConfigError."""
         self.config, self.overrides = config_to_prove(words)
         self.level = self.config.determinism.level
-        self._ratio = ALGORITHMS[self.config.algo.name].zero_ratio
+        self._ratio = ALGORITHMS[self.config.algo.name].zero_metric
         self._bare = inverse_config(self.level, self.overrides)
         self._times, self._children = times, Children()
         self.id = paths.new_id(FOLDER)

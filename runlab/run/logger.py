@@ -1,7 +1,7 @@
 """From the metrics of iterations to rows on disk and in the sinks. run/observers.py says when a row is due.
 
 `metrics.jsonl` is the truth and is written first; every other sink may fail without hurting the run.
-Between two rows nothing is read from the device: tensors are collected, then read in one transfer.
+Metrics are collected as tensors, and read from the device in one transfer for each row.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from runlab.run.sinks.sink import RunFacts
 from runlab.run.used_code import CodeWatch, UsedCode
 
 
-def settled(job: Job) -> Job:
+def with_named_products(job: Job) -> Job:
     """`job` with a named way of matrix products in the place of `auto`, for a new run on the CPU.
 
     The recorded configuration then has the name, and a rerun uses the same way.
@@ -108,7 +108,7 @@ def _take_all(steps: Sequence[Callable[[], object]], error: BaseException | None
 class TrainingRun:
     """A run in progress. As a context manager it ends the run with its block.
 
-    Its methods are called in the order of their definition, `message` at any time.
+    Its methods are called in this order: `prepare`, `begin`, `observe`; `message` at any time.
     """
 
     def __init__(self, job: Job) -> None:
@@ -121,7 +121,7 @@ class TrainingRun:
         self._unlock: Callable[[], None] | None = None
         self._git = GitRecord()  # the snapshot of the code, and its commit once the run has begun
         self._settings: Mapping[str, Any] = {}
-        self._code: CodeWatch  # from `find_checkpoint` on
+        self._code: CodeWatch  # from `prepare` on
         self._used: UsedCode  # from `begin` on
         self._continuation: Continuation | None = None
         self._record: RunRecord | None = None  # of a run that has begun
@@ -132,8 +132,11 @@ class TrainingRun:
         """Write a line for the user, at any time."""
         (to_stderr if self._logger is None else self._logger.message)(text)
 
-    def find_checkpoint(self) -> None:
-        """Lock the folder of a resumed run, and find its checkpoint; `ConfigError` if it must not resume."""
+    def prepare(self) -> None:
+        """Take the snapshot of the code; of a resumed run also lock the folder and find the checkpoint.
+
+        Raises `ConfigError` if the run must not resume.
+        """
         if self._job.resume:
             self._unlock = lock(self._path)
         if self._job.snapshot is None:
@@ -269,12 +272,12 @@ class TrainingRun:
         with in_a_line(f"the run can resume later, but {self._path} cannot be written now", RunError):
             part.notes += cut_back(self._path, continuation)
             record.write(self._path)
-            # Last: with a larger total the finished run would otherwise seem to have reached it.
+            # Last: if an earlier step fails, a finished run must keep the total that it has reached.
             replace_text(self._path / paths.CONFIG, [text])
         return record
 
     def _end(self, record: RunRecord, status: str, error: BaseException | None) -> None:
-        """Write how the run ended into its record, and put that on top of its commit."""
+        """Write how the run ended into its record, and commit that as a child of the run's commit."""
         record.status, record.ended_at = status, utc_now()
         record.error = (
             None if error is None else f"{type(error).__name__}: {error_text(error)}".splitlines()[0]

@@ -47,7 +47,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'"{NAME}.nowhere"': f"cannot be imported: no module {NAME}.nowhere",
         f'"{NAME}.algos"': "lacks ALGORITHMS, build, train, wrapped, codec; see docs/design.md",
         f'"{NAME}.train"': "cannot be declared by a module that imports it",
-        "3": "no project is declared; pyproject.toml names it as [tool.runlab] project",
+        "3": "no project is declared; name it in pyproject.toml as [tool.runlab] project",
         "nothing": "pyproject.toml cannot be read: Invalid value",
     }.items(),
 )

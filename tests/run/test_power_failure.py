@@ -46,7 +46,7 @@ def test_a_run_that_has_begun_is_whole(disk: Path, configure: Configure) -> None
     job = new_job(configure("algo=ppo", f"run_dir={run_dir}", "logger=none"), [], [], snapshot="{}")
     algorithm: Any = SimpleNamespace(env_steps=20, close=lambda: None)
     with TrainingRun(job) as training:
-        training.find_checkpoint()
+        training.prepare()
         training.begin(algorithm, DeterminismFacts())
         rows = LineFile(run_dir / paths.METRICS)
         rows.write("a row")

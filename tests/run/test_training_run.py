@@ -77,7 +77,7 @@ def test_each_step_of_the_end_happens_in_order_and_the_first_error_is_raised(
     training = TrainingRun(job_in(tmp_path / "run", configure))
     try:
         with training:
-            training.find_checkpoint()
+            training.prepare()
             training.algorithm = ending.algorithm
             training.begin(ending.algorithm, DeterminismFacts())
             training.observe(ending.algorithm, envs, lambda: False)
@@ -100,7 +100,7 @@ def test_a_forked_process_ends_without_taking_a_step(
     """Else the child of an environment would write the record of its parent's run."""
     ending = Ending(monkeypatch, [])
     with TrainingRun(job_in(tmp_path / "run", configure)) as training:
-        training.find_checkpoint()
+        training.prepare()
         training.algorithm = ending.algorithm
         training.begin(ending.algorithm, DeterminismFacts())
         if (child := os.fork()) == 0:
