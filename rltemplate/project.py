@@ -11,8 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rltemplate import algos
 from runlab.config.algorithms import Entry
+
+from . import algos
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -34,14 +35,14 @@ REFERENCE_RETURNS = Path(__file__).with_name("reference_returns.csv")
 
 def build(config: Config) -> tuple[Algorithm, Environments]:
     """The algorithm of a configuration and its environments."""
-    from rltemplate import train
+    from . import train
 
     return train.build(config)
 
 
 def train(config: Config, algorithm: Algorithm, observers: Observers) -> None:
     """The loop of a run."""
-    from rltemplate import train
+    from . import train
 
     train.train(config, algorithm, observers)
 

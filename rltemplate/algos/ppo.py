@@ -29,18 +29,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rltemplate.algos.ppo_config import PPOConfig
-from rltemplate.learning.algorithm import columns_mean, named
-from rltemplate.learning.distributions import Categorical, DiagGaussian
-from rltemplate.learning.networks import mlp
-from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize
-from rltemplate.learning.on_policy import OnPolicyAlgorithm, Rollout, RolloutStep, compute_gae, shuffled
-from rltemplate.learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from runlab.determinism import kernels
 from runlab.engine import Engine
 from runlab.envs.envs import Envs
 from runlab.interfaces import Episode, IterationResult
 from runlab.rng import Streams
+
+from ..learning.algorithm import columns_mean, named
+from ..learning.distributions import Categorical, DiagGaussian
+from ..learning.networks import mlp
+from ..learning.normalize import RunningMeanStd, Scaling, normalize
+from ..learning.on_policy import OnPolicyAlgorithm, Rollout, RolloutStep, compute_gae, shuffled
+from ..learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
+from .ppo_config import PPOConfig
 
 
 class ActorCritic(nn.Module):

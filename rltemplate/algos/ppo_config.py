@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rltemplate.learning.config import GradientConfig
 from runlab.config.algorithms import Entry, Schedule, count, number, positive, setting
+
+from ..learning.config import GradientConfig
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class PPOConfig(GradientConfig):
 
 ENTRY = Entry(
     PPOConfig,
-    "rltemplate.algos.ppo:PPO",
+    f"{__package__}.ppo:PPO",
     console={"policy/entropy": "entropy", "loss/policy": "policy loss", "loss/value": "value loss"},
     zero_metric="policy/first_ratio_max_error",
 )

@@ -24,16 +24,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltemplate.algos.sac_config import SACConfig
-from rltemplate.learning.distributions import SquashedGaussian
-from rltemplate.learning.networks import mlp
-from rltemplate.learning.off_policy import Noise, OffPolicyAlgorithm, TwinCritic, UpdateReport
-from rltemplate.learning.optim import AdamState, FlatModule, adam, gradient, polyak
-from rltemplate.learning.replay_buffer import Batch
 from runlab.determinism import kernels
 from runlab.engine import Engine
 from runlab.envs.envs import Envs
 from runlab.rng import Streams
+
+from ..learning.distributions import SquashedGaussian
+from ..learning.networks import mlp
+from ..learning.off_policy import Noise, OffPolicyAlgorithm, TwinCritic, UpdateReport
+from ..learning.optim import AdamState, FlatModule, adam, gradient, polyak
+from ..learning.replay_buffer import Batch
+from .sac_config import SACConfig
 
 
 class Learned(NamedTuple):

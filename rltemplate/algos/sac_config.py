@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rltemplate.learning.config import OffPolicyConfig
 from runlab.config.algorithms import Entry, choice, number, positive, setting
+
+from ..learning.config import OffPolicyConfig
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class SACConfig(OffPolicyConfig):
 
 ENTRY = Entry(
     SACConfig,
-    "rltemplate.algos.sac:SAC",
+    f"{__package__}.sac:SAC",
     needs_bounded_box=True,
     console={"policy/entropy": "entropy", "loss/policy": "policy loss", "loss/critic": "critic loss"},
 )

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltemplate.learning.distributions import Distribution
-from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize
 from runlab.config.algorithms import Schedule
 from runlab.engine import Engine
 from runlab.errors import RunError
 from runlab.interfaces import Probe, Replay
 from runlab.rng import Streams
+
+from .distributions import Distribution
+from .normalize import RunningMeanStd, Scaling, normalize
 
 if TYPE_CHECKING:
     from runlab.envs.envs import Envs

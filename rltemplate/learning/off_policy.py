@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rltemplate.learning.algorithm import StatefulAlgorithm, mean_metrics
-from rltemplate.learning.config import OffPolicyConfig
-from rltemplate.learning.networks import mlp
-from rltemplate.learning.normalize import RunningMeanStd, Scaling, normalize
-from rltemplate.learning.optim import AdamState, FlatModule, rehearsed
-from rltemplate.learning.replay_buffer import Batch, ReplayBuffer, Transition
 from runlab.interfaces import Episode, ForwardPass, IterationResult
+
+from .algorithm import StatefulAlgorithm, mean_metrics
+from .config import OffPolicyConfig
+from .networks import mlp
+from .normalize import RunningMeanStd, Scaling, normalize
+from .optim import AdamState, FlatModule, rehearsed
+from .replay_buffer import Batch, ReplayBuffer, Transition
 
 Noise = Callable[[], Tensor]  # draws (B, A)
 

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltemplate.learning.algorithm import ActingConfig, AlgorithmState, StatefulAlgorithm
-from rltemplate.learning.normalize import RunningMeanStd, Scaling, rescale
-from rltemplate.learning.optim import AdamState, FlatModule, rehearsed
 from runlab.interfaces import Episode, ForwardPass
+
+from .algorithm import ActingConfig, AlgorithmState, StatefulAlgorithm
+from .normalize import RunningMeanStd, Scaling, rescale
+from .optim import AdamState, FlatModule, rehearsed
 
 Samples = TypeVar("Samples", bound=tuple[Tensor, ...])  # a NamedTuple
 
