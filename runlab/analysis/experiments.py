@@ -17,7 +17,7 @@ from runlab.analysis.runs import Run, check_name, experiment_of, single_line, te
 from runlab.analysis.stats import Interval
 from runlab.config.affects_results import code_rule, package_affects_results
 from runlab.config.texts import few
-from runlab.run.git.changes import code_contents, code_digest
+from runlab.run.git.changes import Code, code_contents, code_digest
 from runlab.run.names import short_key
 from runlab.run.paths import PROJECT
 from runlab.run.used_code import files_of
@@ -176,14 +176,14 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     """
     if by is not None:
         check_name(runs, by, f"by={by}")
-    contents = dict[str, dict[str, str] | None]()  # of the code, by its name in records
+    codes = dict[str, Code | None]()  # by the name of the code in records
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
         values = experiment_of(run.config)
         if by is not None:
             values[by] = text_of(run.value(by))
         groups.setdefault(tuple(sorted(values.items())), []).append(run)
-    parts = [(dict(values), part) for values, same in groups.items() for part in _by_code(same, contents)]
+    parts = [(dict(values), part) for values, same in groups.items() for part in _by_code(same, codes)]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
     return [
         Experiment(number, part, ", ".join(map(single_line, _words(values, part[0], parts, by))) or None)
@@ -191,17 +191,25 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     ]
 
 
-def _by_code(runs: Sequence[Run], contents: dict[str, dict[str, str] | None]) -> Iterator[list[Run]]:
+def _by_code(runs: Sequence[Run], codes: dict[str, Code | None]) -> Iterator[list[Run]]:
     """Runs with the same values, divided by the code that any of them used."""
-    used = [run.record.used for run in runs]
-    counts, groups = code_rule(*map(files_of, used)), dict[str, list[Run]]()
-    for run, code in zip(runs, used, strict=True):
-        git = run.record.git
-        if (name := f"{git.tree} {git.left_out()}") not in contents:
-            contents[name] = code_contents(PROJECT, git)
-        content = contents[name]
-        key = name if content is None else code_digest(content, counts)
-        outside = "" if code is None or None in used else f" {sorted(code.outside.items())}"
+    names = [f"{run.record.git.tree} {run.record.git.left_out()}" for run in runs]
+    for run, name in zip(runs, names, strict=True):
+        if name not in codes:
+            codes[name] = code_contents(PROJECT, run.record.git)
+    # A project may have been renamed between runs: paths are compared as they are in one of them.
+    package = next((code.package for code in map(codes.get, names) if code and code.package), "")
+    used, files, groups = [run.record.used for run in runs], list[list[str] | None](), dict[str, list[Run]]()
+    for each, name in zip(map(files_of, used), names, strict=True):
+        code = codes[name]
+        files.append(each if each is None or code is None else code.named_as(package, each))
+    counts = code_rule(*files)
+    for run, name in zip(runs, names, strict=True):
+        key, code, own = name, codes[name], run.record.used
+        if code is not None:
+            paths = code.named_as(package, code.contents)
+            key = code_digest(dict(zip(paths, code.contents.values(), strict=True)), counts)
+        outside = "" if own is None or None in used else f" {sorted(own.outside.items())}"
         groups.setdefault(key + outside, []).append(run)
     yield from groups.values()
 

@@ -2,13 +2,18 @@
 
 The code of a run that was copied from another clone may be unknown here: then the answer is None, unless the
 trees have the same name or the run was made from a commit without changes.
+
+`make rename` changes the name of the project's package. A file of it is the same file under both names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
@@ -24,15 +29,33 @@ _NAME = re.compile("[0-9a-f]{40,64}")  # of a commit or a tree
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
 
 
+class Code(NamedTuple):
+    """The files of a run's code.
+
+    `contents` has the name of each content by path, and `package` is the folder of the project's package.
+    """
+
+    package: str
+    contents: dict[str, str]
+
+    def named_as(self, package: str, paths: Iterable[str]) -> list[str]:
+        """`paths` of this code as they are where the project's package lies in the folder `package`."""
+        own = self.package
+        return [f"{package}{path[len(own) :]}" if own and path.startswith(own) else path for path in paths]
+
+
 def files_between(project: Path, a: GitRecord, b: GitRecord) -> list[str] | None:
     """Names of the files that differ between the code of two runs, relative to the top of the repository.
 
     `a` and `b` are `git` of their records, `project` lies in the repository that is asked. None: unknown.
     """
-    names = _diff(project, a, b, "-z", "--name-only", "--no-renames")
+    text = _diff(project, a, b, "-z", "--name-only", "--no-renames")
+    if text is None:
+        return None
+    names = text.split("\0")[:-1]
     one, other = a.left_out(), b.left_out()
     hidden = [path for path in {**one, **other} if one.get(path) != other.get(path)]
-    return None if names is None else [*dict.fromkeys([*names.split("\0")[:-1], *hidden])]
+    return [*dict.fromkeys([*_without_renamed(project, a, b, names), *hidden])]
 
 
 def text_between(project: Path, a: GitRecord, b: GitRecord) -> str | None:
@@ -40,20 +63,20 @@ def text_between(project: Path, a: GitRecord, b: GitRecord) -> str | None:
     return _diff(project, a, b, "-p", "-M", "--color=never")
 
 
-def code_contents(project: Path, side: GitRecord) -> dict[str, str] | None:
-    """Names of the contents of the files of a run's code, by path; None: unknown."""
+def code_contents(project: Path, side: GitRecord) -> Code | None:
+    """The files of a run's code; None: unknown."""
     try:
         with repository(project) as git:
             if not (tree := _find(git, side)):
                 return None
-            entries = git.names("ls-tree", "-r", "-z", tree)
+            entries, package = git.names("ls-tree", "-r", "-z", tree), _package(git, tree)
     except (GitError, OSError):
         return None
     # Of an entry, the name stands behind a tab, and mode and name of the content before it.
     pairs = (entry.partition(b"\t") for entry in entries)
     contents = {as_text(path): as_text(content) for content, _, path in pairs}
     left_out = {path: f"{contents.get(path)} {facts}" for path, facts in side.left_out().items()}
-    return contents | left_out
+    return Code(package, contents | left_out)
 
 
 def code_digest(contents: Mapping[str, str], counts: Callable[[str], bool]) -> str:
@@ -103,6 +126,27 @@ def _diff(project: Path, a: GitRecord, b: GitRecord, *words: str) -> str | None:
             return as_text(git("diff-tree", *_EXACT, *words, *trees, "--", *_NO_CODE)) if all(trees) else None
     except (GitError, OSError):
         return None
+
+
+def _without_renamed(project: Path, a: GitRecord, b: GitRecord, names: list[str]) -> list[str]:
+    """`names` without files of the project's package that differ in nothing but its name."""
+    with suppress(GitError, OSError), repository(project) as git:
+        trees = [_find(git, each) for each in (a, b)] if names else []
+        packages = [_package(git, tree) for tree in trees]
+        if "" not in packages and len({*packages}) == 2:
+            folders = [f"{tree}:{package}" for tree, package in zip(trees, packages, strict=True)]
+            other = git.names("diff-tree", *_EXACT, "-z", "--name-only", "--no-renames", *folders)
+            changed = {f"{package}{as_text(path)}" for package in packages for path in other}
+            return [name for name in names if name in changed or not name.startswith((*packages,))]
+    return names
+
+
+def _package(git: Git, tree: str) -> str:
+    """The folder of the project's package in a tree, with a slash; empty where none is declared."""
+    with suppress(GitError, ValueError, LookupError, TypeError, AttributeError):
+        settings = tomllib.loads(as_text(git("cat-file", "blob", f"{tree}:{git.prefix}pyproject.toml")))
+        return f"{git.prefix}{settings['tool']['runlab']['project'].partition('.')[0]}/"
+    return ""
 
 
 def _find(git: Git, side: GitRecord) -> str:

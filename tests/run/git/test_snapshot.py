@@ -229,7 +229,7 @@ def test_code_that_is_left_out_is_compared_by_its_digest_which_knows_no_secret(
     assert changes.files_between(repo, first, again) == []
     assert changes.files_between(repo, first, other) == ["train.py"]
     contents = (changes.code_contents(repo, each) for each in (first, again, other))
-    digests = [changes.code_digest(each or {}, code_rule(["train.py"])) for each in contents]
+    digests = [changes.code_digest(each.contents, code_rule(["train.py"])) for each in contents if each]
     assert digests[0] == digests[1] != digests[2]
     assert check_changes("it", first, {}, again, accept=False) == {}
     with pytest.raises(ConfigError, match=r"it began with other code: train\.py"):
@@ -467,3 +467,29 @@ def test_changes_between_runs_of_two_clones_and_the_work_tree(repo: Path, tmp_pa
     (clone / "sub" / "deep.py").write_text("x = 4\n")
     assert changes.files_between(clone, clean, take_snapshot(clone)) == ["sub/deep.py"]
     assert changes.files_between(clone, edited, take_snapshot(clone)) is None
+
+
+def test_a_file_of_the_project_is_the_same_under_another_name_of_its_package(repo: Path) -> None:
+    """In a project that lies in a folder of its repository."""
+    project = repo / "project"
+
+    def write(package: str, **texts: str) -> GitRecord:
+        for name, text in {**dict.fromkeys(("a", "b", "c"), "x = 1\n"), **texts}.items():
+            path = project / package / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        settings = f'[tool.runlab]\nproject = "{package}.project"\n'
+        (project / "pyproject.toml").write_text(settings)
+        return take_snapshot(project)
+
+    before = write("old")
+    (project / "old").rename(project / "new")
+    assert changes.files_between(project, before, write("new")) == ["project/pyproject.toml"]
+    (project / "new" / "c.py").chmod(0o755)
+    after = write("new", b="x = 2\n", d="x = 1\n")
+    assert changes.files_between(project, before, after) == [
+        *("project/new/b.py", "project/new/c.py", "project/new/d.py"),
+        *("project/old/b.py", "project/old/c.py", "project/pyproject.toml"),
+    ]
+    codes = [changes.code_contents(project, side) for side in (before, after)]
+    assert [code.package for code in codes if code] == ["project/old/", "project/new/"]
