@@ -1,5 +1,5 @@
 # A container that trains and passes the tests:
-#     docker build -t rltemplate . && docker run --rm -it -v "$PWD/runs:/project/runs" rltemplate make train
+#     docker build -t project . && docker run --rm -it -v "$PWD/runs:/project/runs" project make train
 FROM python:3.12-slim-bookworm
 
 # make and git for every command, g++ for compiled updates, libegl1 for MuJoCo's own renderer (without it, rays).

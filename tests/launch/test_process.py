@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SHRUNK, Configure, RecordedRun, environment, program, record
+from conftest import NAME, SHRUNK, Configure, RecordedRun, environment, program, record
 
 from runlab import lossy
 from runlab.run import paths
@@ -33,7 +33,7 @@ def test_folders_are_named_after_what_the_user_chose(
 def test_debug_here_stops_at_breakpoints_and_computes_the_same(fork: Path, tmp_path: Path) -> None:
     """The debugger stops inside of the algorithm; without `debug=here` it loses the process before that."""
     small = [*SHRUNK["ppo"], "total_env_steps=64", "eval_every=0", "video_every=0", "logger=none"]
-    place = "rltemplate.algos.ppo"
+    place = f"{NAME}.algos.ppo"
     questions = f"import {place}\nb {place}.compute_gae\nc\np 6 * 7, gamma\nclear 1\nc\nq\n"
 
     def train(*words: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHRUNK, Started, git, program, run, run_train
+from conftest import NAME, SHRUNK, Started, git, program, run, run_train
 
 from runlab.analysis.compare import compare_runs
 from runlab.errors import ConfigError
@@ -30,7 +30,7 @@ WORDS += ["device=auto"]
 ITERATIONS = 8
 NO_METRICS = "no metrics were recorded, so only traces were compared"
 # The run was made with another constant of the algorithm, and a module that the present code has not.
-CHANGED = ("rltemplate/algos/ppo.py", "+ 1e-8", "+ HERE")
+CHANGED = (f"{NAME}/algos/ppo.py", "+ 1e-8", "+ HERE")
 NEW_MODULE = """\
 try:
     from present_only import HERE

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from conftest import SHRUNK, RecordedRun, git, program, run, run_train
+from conftest import NAME, SHRUNK, RecordedRun, git, program, run, run_train
 
 from runlab.analysis.compare import compare_runs
 from runlab.errors import ConfigError
@@ -28,9 +28,9 @@ from runlab.run.record import RunRecord
 WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", "logger=none"]
 WORDS += ["algo.normalize_obs=false"]  # or the first iteration would have two rollouts
 QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
-ON_POLICY, TRACE = "rltemplate/learning/on_policy.py", "runlab/run/trace.py"
+ON_POLICY, TRACE = f"{NAME}/learning/on_policy.py", "runlab/run/trace.py"
 SCALED = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
-PPO, LOGGED = "rltemplate/algos/ppo.py", '        further = {"value/explained_variance": explained}\n'
+PPO, LOGGED = f"{NAME}/algos/ppo.py", '        further = {"value/explained_variance": explained}\n'
 # An action with another last bit, at the place where it is handed out.
 SEEN = "        if not (self._begun and (whole or self.stepwise or event == RESET)):\n"
 FLIP = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import copy_project, git, record, run, small
+from conftest import NAME, copy_project, git, record, run, small
 
 from runlab.analysis import experiments
 from runlab.analysis.experiments import find_experiments
@@ -273,8 +273,8 @@ IDLE = [
         "runlab/run/sinks/console.py",
     ),
     *("runlab/run/video/recorder.py", "runlab/launch/worker.py", "runlab/config/cli/preflight.py"),
-    *("runlab/analysis/stats.py", "rltemplate/algos/sac.py", "rltemplate/algos/sac_config.py"),
-    *("Dockerfile", "mkdocs.yml", "CITATION.cff", "rltemplate/reference_returns.csv"),
+    *("runlab/analysis/stats.py", f"{NAME}/algos/sac.py", f"{NAME}/algos/sac_config.py"),
+    *("Dockerfile", "mkdocs.yml", "CITATION.cff", f"{NAME}/reference_returns.csv"),
 ]
 COMPUTING = [
     *(
@@ -287,12 +287,12 @@ COMPUTING = [
     *("runlab/determinism/switches.py", "runlab/determinism/checks.py", "runlab/interfaces.py"),
     *("runlab/trial.py", "runlab/config/loading.py", "runlab/config/schema.py", "runlab/config/project.py"),
     *(
-        "rltemplate/train.py",
-        "rltemplate/project.py",
-        "rltemplate/algos/ppo.py",
-        "rltemplate/algos/ppo_config.py",
+        f"{NAME}/train.py",
+        f"{NAME}/project.py",
+        f"{NAME}/algos/ppo.py",
+        f"{NAME}/algos/ppo_config.py",
     ),
-    *("rltemplate/learning/networks.py", "rltemplate/learning/optim.py"),
+    *(f"{NAME}/learning/networks.py", f"{NAME}/learning/optim.py"),
 ]
 
 
@@ -325,15 +325,15 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
 
     assert f"only a digest is recorded: helper ({away / 'helper.py'})" in train(1, "r1")
     used = record(tmp_path / "r1")["used"]
-    assert {"my_env.py", "levels.txt", "rltemplate/algos/ppo.py"} <= {*used["files"]}
-    assert not {"notes.txt", "Dockerfile", "rltemplate/algos/sac.py"} & {*used["files"]}
+    assert {"my_env.py", "levels.txt", f"{NAME}/algos/ppo.py"} <= {*used["files"]}
+    assert not {"notes.txt", "Dockerfile", f"{NAME}/algos/sac.py"} & {*used["files"]}
     counts = code_rule(used["files"])
     assert [name for name in [*IDLE, *COMPUTING] if counts(name)] == COMPUTING
-    assert not code_rule([*used["files"], "rltemplate/algos/sac.py"])("runlab/run/observers.py")
+    assert not code_rule([*used["files"], f"{NAME}/algos/sac.py"])("runlab/run/observers.py")
     assert code_rule([*used["files"], IDLE[-1]])(IDLE[-1])  # of an environment that reads it
     assert [*used["outside"]] == ["helper"]
     write(project / "notes.txt", project / "figure.png", text="a thought\n")
-    write(project / "rltemplate" / "algos" / "new_config.py", text=NEW_ALGORITHM)
+    write(project / NAME / "algos" / "new_config.py", text=NEW_ALGORITHM)
     for changed in (name for name in IDLE if (project / name).exists()):
         (project / changed).write_text((project / changed).read_text() + "# a comment\n")
     git(project, "add", "-A")
@@ -341,7 +341,7 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     train(2, "r2")
     assert seeds("r1", "r2") == [[1, 2]]
     resume(96)
-    loop = project / "rltemplate" / "train.py"
+    loop = project / NAME / "train.py"
     before = loop.read_text()
     loop.write_text(before + "# a comment\n")
     git(project, "commit", "-q", "-a", "-m", "another loop")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, git, run_train
+from conftest import NAME, ROOT, git, run_train
 
 from runlab.config.cli.preflight import preflight
 from runlab.config.secrets import masked, secret_content, secret_in_value, secret_name
@@ -141,7 +141,7 @@ HARMLESS: dict[str, bytes] = {
     "tokenizer.py": b"class Tokenizer:\n    token = 'abc'\n",
     "tokenizer.json": b'{"vocab": {"password": 1}}',
     ".env.example": b"WANDB_API_KEY=your-key\n",
-    "ppo.py": (ROOT / "rltemplate" / "algos" / "ppo.py").read_bytes(),
+    "ppo.py": (ROOT / NAME / "algos" / "ppo.py").read_bytes(),
     "requirements.lock": "\n".join(f"p{i}==1.0 --hash=sha256:{HEX}{HEX[:24]}" for i in range(5)).encode(),
     "README.md": f"wandb 0.31 logs the run of commit {SHA}; `wandb login` asks for a key\n".encode(),
     "config.yaml": f"_wandb:\n  value: {{}}\ngit_commit:\n  desc: null\n  value: {SHA}\n".encode(),
