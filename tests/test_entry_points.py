@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import FAULTS, NAME, ROOT, git, record, rows, run_train, small
+from conftest import FAULTS, NAME, ROOT, copy_project, git, record, rows, run, run_train, small
 
 ALGORITHM = f"""
 from pathlib import Path
@@ -27,6 +27,41 @@ from {NAME}.algos.ppo import PPO
 class Own(PPO):
     pass
 """
+# Of a package for every project: it imports nothing of this one.
+WALKER = """
+import numpy as np
+from runlab.config.algorithms import AlgoConfig, Entry
+from runlab.interfaces import IterationResult
+
+
+class Walker:
+    def __init__(self, config, envs, streams, total, engine):
+        self.envs, self.env_steps, self.started = envs, 0, False
+
+    def train_iteration(self):
+        if not self.started:
+            self.started = self.envs.reset() is not None
+        step = self.envs.step(np.zeros((self.envs.num_envs, 1), dtype=np.int64))
+        self.env_steps += self.envs.num_envs
+        return IterationResult({}, step.episodes)
+
+    def act(self, obs):
+        return np.zeros((len(obs), 1), dtype=np.int64)
+
+    def state_dict(self):
+        return {"env_steps": self.env_steps, "envs": self.envs.state_dict()}
+
+    def load_state_dict(self, state):
+        self.env_steps = state["env_steps"]
+        self.envs.load_state_dict(state["envs"])
+
+    def close(self):
+        self.envs.close()
+
+
+_VALUES = {"defaults": ["_walker@algo"], "env": {"num_envs": 2}, "algo": {"name": "walker"}}
+ENTRY = Entry(AlgoConfig, f"{__name__}:Walker", needs_discrete=True, values=_VALUES)
+"""
 ENVS = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -36,6 +71,7 @@ gymnasium.register("Brought-v0", CartPoleEnv, max_episode_steps=50)
 ENTRY_POINTS = """
 [runlab.algorithms]
 own = own_package.entry:OWN
+walker = own_package.walker:ENTRY
 broken = own_package.nowhere:BROKEN
 
 [runlab.envs]
@@ -46,14 +82,18 @@ broken = own_package.nowhere:Sink
 """
 
 
+def install(folder: Path, *projects: Path) -> None:
+    """Build wheels of projects and install them into a folder, without their dependencies."""
+    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder)]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
+    subprocess.run([sys.executable, "-m", "pip", *words, *map(str, projects)], env=clean, check=True)
+
+
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH on which the sinks of examples/ and a package of one's own are installed."""
     folder = tmp_path_factory.mktemp("installed")
-    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder)]
-    examples = [str(ROOT / "examples" / name) for name in ("csv_sink", "mlflow_sink")]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
-    subprocess.run([sys.executable, "-m", "pip", *words, *examples], env=clean, check=True)
+    install(folder, *(ROOT / "examples" / name for name in ("csv_sink", "mlflow_sink")))
     package, facts = folder / "own_package", folder / "own_package-1.dist-info"
     package.mkdir()
     facts.mkdir()
@@ -62,7 +102,7 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> str:
     values = (
         (ROOT / "conf/algo/ppo.yaml").read_text().replace("_ppo@", "_own@").replace("name: ppo", "name: own")
     )
-    texts = {"__init__": "", "entry": ALGORITHM, "own": OWN, "envs": ENVS}
+    texts = {"__init__": "", "entry": ALGORITHM, "own": OWN, "walker": WALKER, "envs": ENVS}
     for name, text in texts.items():
         (package / f"{name}.py").write_text(text)
     (package / "own.yaml").write_text(values)
@@ -111,3 +151,36 @@ def test_what_packages_bring_trains_and_a_sink_gets_every_row(
     assert {(int(steps), name, float(value)) for steps, name, value in table if "time" not in name} == {
         (row["env_steps"], name, row[name]) for row in logged for name in row if name != "env_steps"
     }
+
+
+@pytest.mark.long
+def test_a_sink_and_an_algorithm_of_other_packages_outlive_a_renaming(tmp_path: Path, brought: str) -> None:
+    renamed = tmp_path / "renamed"
+    copy_project(renamed)
+    run(renamed, sys.executable, "scripts/rename.py", f"name={NAME}_renamed", status=0)
+    words = ["algo=walker", "env=CartPole", "num_threads=1", "env.num_workers=0", "logger.sinks.csv=true"]
+    run_train(renamed, tmp_path, *words, *QUIET, status=0, PYTHONPATH=brought)
+    assert record(tmp_path / "run")["status"] == "finished"
+    assert "episode/return" in (tmp_path / "run/metrics.csv").read_text()
+    texts = [path.read_text() for path in (ROOT / "examples").glob("*_sink/*") if path.is_file()]
+    assert len(texts) == 4
+    assert not any(NAME in text for text in texts)
+
+
+@pytest.mark.long
+def test_a_wheel_trains_in_an_empty_folder(fork: Path, tmp_path: Path) -> None:
+    """With its own files alone: the settings, the values and the page of reports are inside."""
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    install(site, fork)
+    empty.mkdir()
+    assert not (site / "pyproject.toml").exists()
+    for name in (f"{NAME}/py.typed", "runlab/py.typed", f"{NAME}/reference_returns.csv", f"{NAME}/conf"):
+        assert (site / name).exists()
+    words = ["train", "debug=fast", "env=CartPole", "num_threads=1", "run_dir=runs/ppo-CartPole/run"]
+    run(empty, sys.executable, "-m", "runlab", *words, status=0, PYTHONPATH=str(site))
+    assert record(empty / "runs/ppo-CartPole/run")["status"] == "finished"
+    place = "from runlab.config.loading import CONF; print(CONF)"
+    values = run(empty, sys.executable, "-c", place, status=0, PYTHONPATH=str(site)).stdout
+    assert values == f"{site / NAME / 'conf'}\n"
+    listed = run(empty, str(site / "bin/runlab"), "report", status=0, PYTHONPATH=str(site)).stdout
+    assert "report.html" in listed
