@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Turn a fork into your project: `make rename name=my_project`.
 
-Renames the package folder and every mention of the name in the files of the repository, then puts imports
-and line breaks in order again. The first time, the pages of scripts/fork/ replace the template's own, and its
-results, benchmark and stories are removed; `keep=true` keeps these three. The licence keeps its copyright
-line, as the licence asks. Refuses to start on work that is not committed, because `git restore` would not
-bring it back; `force=true` does it anyway.
+Renames the folder of the project's package and every mention of its name, but for runlab/, which has none.
+The first time, the pages of scripts/fork/ replace the template's own, and its results, benchmark and stories
+are removed; `keep=true` keeps these three. The licence keeps its copyright line, as the licence asks. Refuses
+to start on work that is not committed, because `git restore` would not bring it back; `force=true` does it
+anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import sys
 import sysconfig
 import tomllib
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from runlab.config.command_args import argument, exit_status, parse, switch  # noqa: E402
 from runlab.errors import ConfigError  # noqa: E402
 
-KEPT = {"LICENSE", "requirements.lock"}  # a licence is kept as it is; a lock names other projects
+KEPT = ("LICENSE", "requirements.lock", "runlab/")  # a lock names other projects
 FIRST_PAGES = "scripts/fork"  # of a fork, in which the words PROJECT and TEMPLATE stand for names
 OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "docs/stories", "docs/images")
 # Lines about them: from `<!-- of the template -->` or `# of the template` to `<!-- end -->` or `# end`.
@@ -48,12 +47,9 @@ class Args:
 
 
 def current_name(root: Path) -> str:
-    """The package's name, from the project's name."""
-    try:
-        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"pyproject.toml does not say what the project is called ({error}).") from error
-    name = str(project).replace("-", "_")
+    """The name of the project's package, from pyproject.toml."""
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    name = str(settings["tool"]["runlab"]["project"]).partition(".")[0]
     if not (root / name).is_dir():
         raise ConfigError(f"pyproject.toml calls the project {name}, and there is no folder of that name.")
     return name
@@ -82,19 +78,17 @@ def check_name(root: Path, old: str, new: str) -> None:
         ignored = git(root, "check-ignore", f"{new}/")
     if ignored:
         raise ConfigError(f"name={new} is in .gitignore, so that git would leave out the package.")
-    found = importlib.util.find_spec(new)
     # This project itself may be installed under its new name, from another checkout.
-    if found and any(Path(path).is_relative_to(sysconfig.get_path("purelib")) for path in places(found)):
+    spec, installed = importlib.util.find_spec(new), sysconfig.get_path("purelib")
+    places = [*(spec.submodule_search_locations or []), spec.origin or ""] if spec else []
+    if any(Path(place).is_relative_to(installed) for place in places):
         raise ConfigError(f"name={new} would hide the installed package '{new}'.")
-    if any(re.search(rf"\b{new}\b", path.read_text(encoding="utf-8")) for path in (root / old).rglob("*.py")):
+    words = (path for place in (old, "runlab", "conf", "tests") for path in (root / place).rglob("*"))
+    code = (path.read_text(encoding="utf-8") for path in words if path.suffix in (".py", ".yaml"))
+    if any(re.search(rf"\b{new}\b", text) for text in code):
         raise ConfigError(
             f"name={new} is a word of the code, which a later renaming could not tell from the name."
         )
-
-
-def places(spec: ModuleSpec) -> list[str]:
-    """The file of a module, or the folders of a package."""
-    return [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -109,36 +103,23 @@ def git(root: Path, *arguments: str) -> str:
 
 def rename(root: Path, old: str, new: str) -> list[Path]:
     """Rename the package and its mentions; returns the files that were rewritten, under their new names."""
-    # Also inside longer names with underscores, so that both ends of an identifier change alike.
-    mention = re.compile(rf"(?<![A-Za-z0-9])(?:{old}|{old.upper()})(?![A-Za-z0-9])")
-
-    def renamed(text: str) -> str:
-        return mention.sub(lambda match: new if match[0] == old else new.upper(), text)
-
-    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    files = sorted({root / name for name in listed.split("\0") if name})
-    files = [path for path in files if path.is_file() and not path.is_symlink()]
-    rewritten: dict[Path, str] = {}
-    for path in files:
-        if path.relative_to(root).as_posix() not in KEPT:
-            try:
-                before = path.read_bytes().decode("utf-8")
-            except UnicodeDecodeError:
-                continue
-            if (after := renamed(before)) != before:
-                rewritten[path] = after
+    mention = re.compile(rf"(?<![A-Za-z0-9]){old}(?![A-Za-z0-9])")  # also in a longer name with underscores
+    texts: dict[Path, str] = {}
+    for name in git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")[:-1]:
+        path = root / name
+        if path.is_file() and not path.is_symlink() and not name.startswith(KEPT):
+            with contextlib.suppress(UnicodeDecodeError):
+                text = path.read_bytes().decode("utf-8")
+                if mention.search(text):
+                    texts[path] = mention.sub(new, text)
     # Everything is read before anything is written: an unreadable file leaves the project as it was.
-    for path, text in rewritten.items():
+    for path, text in texts.items():
         path.write_bytes(text.encode("utf-8"))
-    names: dict[Path, Path] = {}
-    for path in files:
-        inside = path.relative_to(root)
-        if inside.parts[0] == old:
-            names[path] = root.joinpath(new, *inside.parts[1:])
-        elif (name := renamed(path.name)) != path.name:
-            names[path] = path.rename(path.with_name(name))
     (root / old).rename(root / new)
-    return [names.get(path, path) for path in rewritten]
+    return [
+        root / new / path.relative_to(root / old) if path.is_relative_to(root / old) else path
+        for path in texts
+    ]
 
 
 def begin(root: Path, old: str, new: str, keep: bool) -> None:
@@ -151,29 +132,19 @@ def begin(root: Path, old: str, new: str, keep: bool) -> None:
             shutil.rmtree(root / name)
         else:
             (root / name).unlink(missing_ok=True)
-    if keep:
-        return
-    settings = root / "pyproject.toml"
-    settings.write_text(settings.read_text("utf-8").replace('"bench", "results", ', ""), encoding="utf-8")
-    for page in [root / "mkdocs.yml", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
+    pages = [root / name for name in ("pyproject.toml", "mkdocs.yml", "CONTRIBUTING.md")]
+    for page in [] if keep else [*pages, *(root / "docs").rglob("*.md")]:
 
-        def there(link: re.Match[str], folder: Path = page.parent) -> str:
-            gone = f"{link[1]} of the template" if "/" in link[1] else link[1]
-            return link[0] if (folder / link[2]).exists() else gone
+        def present(link: re.Match[str], folder: Path = page.parent) -> str:
+            text = f"{link[1]} of the template" if "/" in link[1] else link[1]
+            return link[0] if (folder / link[2]).exists() else text
 
         text = MARKED.sub("", page.read_text(encoding="utf-8"))
-        page.write_text(LINK.sub(there, text), encoding="utf-8")
+        page.write_text(LINK.sub(present, text), encoding="utf-8")
 
 
-def tidy(root: Path, rewritten: list[Path], longer: int) -> None:
-    """Sort imports and break lines anew in `rewritten`; comments may be longer by two mentions of the name.
-
-    Other files stay as they are: a new line in a module of the user would be other code.
-    """
-    settings = root / "pyproject.toml"
-    limit = re.compile(r"(?<=^max-line-length = )\d+", re.MULTILINE)
-    text = limit.sub(lambda found: f"{int(found[0]) + max(0, 2 * longer)}", settings.read_text("utf-8"))
-    settings.write_text(text, encoding="utf-8")
+def tidy(root: Path, rewritten: list[Path]) -> None:
+    """Sort imports and break lines anew in the code that was rewritten; other files stay as they are."""
     code = [path for path in rewritten if path.suffix in (".py", ".pyi", ".ipynb") and path.is_file()]
     if code and importlib.util.find_spec("ruff") is not None:
         for command in (["check", "--select", "I", "--fix-only", "--quiet"], ["format", "--quiet"]):
@@ -197,7 +168,7 @@ def main() -> int:
     rewritten = rename(ROOT, old, new)
     if (ROOT / FIRST_PAGES).is_dir():
         begin(ROOT, old, new, args.keep)
-    tidy(ROOT, rewritten, len(new) - len(old))
+    tidy(ROOT, rewritten)
     print(
         f"{old} is now {new} ({len(rewritten)} files). "
         "Look at it with 'git diff', run 'make lint test', then commit."

@@ -1,4 +1,4 @@
-"""Renaming a fork: tried on a copy of this repository, which has to work afterwards."""
+"""Renaming a fork, and merging later versions of the template: tried on copies of this repository."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import ROOT, copy_project, git, run, run_train, small
+from conftest import NAME, ROOT, copy_project, git, run, run_train, small
 
-# A fork runs these tests too, and was hardly given a name with this end.
-OLD = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
-NEW = f"{OLD}_renamed"
+NEW = f"{NAME}_renamed"  # a fork runs these tests too, and was hardly given a name with this end
 OWN = '"""A module without a mention."""\nimport sys, os\n'  # in a form of its own
+SHORT = small(
+    "ppo", "total_env_steps=128", "checkpoint_every=64", "eval_every=0", "video_every=0", "logger=none"
+)
+MOST_FILES = 60  # of the template that a renaming rewrites
 
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -26,17 +29,69 @@ def rename(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return python(folder, "scripts/rename.py", *words)
 
 
+def command(project: Path, *words: str, status: int = 0) -> str:
+    """The output of a command of a project's own code."""
+    line = [sys.executable, "-m", "runlab", *words]
+    return run(project, *line, status=status, PYTHONPATH=str(project)).stdout
+
+
+def call(folder: Path, number: int) -> subprocess.CompletedProcess[str]:
+    """Run a block of docs/forks.md in one shell, with other names for the template and the fork."""
+    block = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/forks.md").read_text(), re.DOTALL)[number]
+    script = block.replace("https://example.org/template.git", "template")
+    script = script.replace("make rename", "$PYTHON scripts/rename.py").replace(".venv/bin/python", "$PYTHON")
+    script = re.sub(r"\bmy_\w+", NEW, script)
+    variables: Any = {
+        f"GIT_{role}_{key}": "x@y" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")
+    }
+    return run(folder, "sh", "-e", "-c", script, PYTHON=sys.executable, **variables)
+
+
+BEGIN, PLAIN, MERGE = range(3)  # blocks of the page
+
+
+def renamed(folder: Path) -> Path:
+    """A fork of a copy of the project beside it, begun as the page has it."""
+    copy_project(folder / "template")
+    done = call(folder, BEGIN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / NEW
+
+
+def commit(folder: Path, message: str, **changes: tuple[str, str]) -> None:
+    """Commit replacements of text in files; a file that does not exist is written."""
+    for name, (before, after) in changes.items():
+        path = folder / name
+        text = path.read_text() if path.exists() else before
+        assert before in text, (name, before)
+        path.write_text(text.replace(before, after, 1))
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", message)
+
+
+def conflicts(fork: Path, block: int) -> list[str]:
+    """The files that conflict in a merge of the template's newest version."""
+    done = call(fork, block)
+    names = git(fork, "diff", "--name-only", "--diff-filter=U").split()
+    assert done.returncode == (1 if names else 0), done.stdout + done.stderr
+    return names
+
+
+def experiments(project: Path) -> int:
+    """The number of experiments that `make stats` tells apart among the runs of a project."""
+    return len(re.findall(r"^\S.*\d seeds?, return", command(project, "stats"), re.MULTILINE))
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project with some files of a user's, all committed."""
     copy = tmp_path_factory.mktemp("clone") / "copy"
     copy_project(copy)
-    (copy / f"{OLD}.md").write_text(f"about {OLD}, x{OLD} and {OLD.upper()}_HOME\n")
-    (copy / "picture").write_bytes(f"{OLD} \xff\0".encode("latin1"))
+    (copy / "own.md").write_text(f"about {NAME}, x{NAME} and {NAME}_home\n")
+    (copy / "picture").write_bytes(f"{NAME} \xff\0".encode("latin1"))
     (copy / "link").symlink_to("Makefile")
     (copy / "own.py").write_text(OWN)
-    git(copy, "add", "-A")
-    git(copy, "commit", "-q", "-m", "files of a user")
+    commit(copy, "files of a user")
     return copy
 
 
@@ -58,8 +113,8 @@ def test_bad_words_are_refused_and_nothing_changes(clone: Path) -> None:
         done = rename(clone, *words.split())
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
         assert len(done.stderr.splitlines()) == 1
-    done = rename(clone, f"name={OLD}")
-    assert (done.returncode, done.stdout) == (0, f"The project is called {OLD} already.\n")
+    done = rename(clone, f"name={NAME}")
+    assert (done.returncode, done.stdout) == (0, f"The project is called {NAME} already.\n")
     assert git(clone, "status", "--porcelain") == ""
 
 
@@ -67,61 +122,64 @@ def test_a_renamed_fork_works_and_can_be_renamed_again(clone: Path) -> None:
     licence = (clone / "LICENSE").read_text()
     done = rename(clone, f"name={NEW}")
     assert done.returncode == 0, done.stderr
-    assert not (clone / OLD).exists()
-    assert (clone / f"{NEW}.md").read_text() == f"about {NEW}, x{OLD} and {NEW.upper()}_HOME\n"
-    assert (clone / "picture").read_bytes() == f"{OLD} \xff\0".encode("latin1")
+    assert not (clone / NAME).exists()
+    assert (clone / "own.md").read_text() == f"about {NEW}, x{NAME} and {NEW}_home\n"
+    assert (clone / "picture").read_bytes() == f"{NAME} \xff\0".encode("latin1")
     assert (clone / "LICENSE").read_text() == licence
     assert (clone / "own.py").read_text() == OWN
-    names = set(git(clone, "ls-files", "-co", "--exclude-standard").splitlines())
-    names -= {"LICENSE", "README.md", f"{NEW}.md"}
-    files = [clone / name for name in names if (clone / name).is_file() and name != "picture"]
-    texts = {path: path.read_text("utf-8", errors="replace").lower() for path in files}
-    assert [path for path, text in texts.items() if OLD in text.replace(NEW, "")] == []
-    assert NEW in tomllib.loads((clone / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
-    assert python(clone, "-m", "compileall", "-q", NEW, "scripts", "tests").returncode == 0
-    assert python(clone, "-m", NEW, "help").stdout.startswith(f"usage: python -m {NEW} COMMAND")
+    git(clone, "add", "-A")
+    changed = git(clone, "diff", "--cached", "-M", "--diff-filter=d", "--name-only", "HEAD").split()
+    assert len({*changed} - {"own.md"}) <= MOST_FILES
+    assert not any(name.startswith("runlab/") for name in changed)
+    for mention, allowed in {
+        NEW: ("runlab",),
+        rf"\b{NAME}\b": (".", ":!LICENSE", ":!README.md", ":!own.md"),
+    }.items():
+        assert run(clone, "git", "grep", "-I", "-i", "-l", "-P", mention, "--", *allowed).stdout == ""
+    done = python(clone, "-m", "compileall", "-q", NEW, "scripts", "tests")
+    assert done.returncode == 0, done.stdout
+    assert command(clone, "help").startswith("usage: python -m runlab COMMAND")
     again = rename(clone, f"name={NEW}")
     assert (again.returncode, again.stdout) == (0, f"The project is called {NEW} already.\n")
-    refused = rename(clone, "name=other_name")
+    refused = rename(clone, f"name={NEW}_twice")
     assert (refused.returncode, "force=true" in refused.stderr) == (2, True)
-    assert rename(clone, "name=other_name", "force=true").returncode == 0
-    assert (clone / "other_name" / "__init__.py").is_file()
+    assert rename(clone, f"name={NEW}_twice", "force=true").returncode == 0
+    assert (clone / f"{NEW}_twice" / "__init__.py").is_file()
 
 
 @pytest.mark.long
-def test_runs_of_before_can_be_compared_reproduced_resumed_and_listed(tmp_path: Path) -> None:
+def test_runs_of_before_are_the_same_experiment_and_resume(tmp_path: Path) -> None:
     project = tmp_path / "project"
     copy_project(project)
-    # The code of before, when names of formats had the name of the package.
-    package = project / OLD
-    former = {
-        package / "run/trace.py": ('"runlab-trace"', f'"{OLD}-trace"'),
-        package / "run/git/snapshot.py": ('".runlab/run/"', f'".{OLD}/run/"'),
-        package / "run/job.py": ('"RUNLAB_JOB"', f'"{OLD.upper()}_JOB"'),
+    former = {  # when names of formats had the name of the package
+        "runlab/run/trace.py": ('"runlab-trace"', f'"{NAME}-trace"'),
+        "runlab/run/git/snapshot.py": ('".runlab/run/"', f'".{NAME}/run/"'),
+        "runlab/run/job.py": ('"RUNLAB_JOB"', f'"{NAME.upper()}_JOB"'),
     }
-    for path, (now, before) in former.items():
-        assert path.read_text().count(now) == 1
-        path.write_text(path.read_text().replace(now, before))
-    git(project, "commit", "-q", "-am", "names of before")
-    words = small("ppo", "total_env_steps=128", "checkpoint_every=64", "eval_every=0", "video_every=0")
+    commit(project, "names of before", **former)
     for name in ("a", "b"):
-        run_train(project, project, *words, "logger=none", f"run_dir=runs/ppo-CartPole/{name}", status=0)
+        run_train(project, project, *SHORT, f"run_dir=runs/ppo-CartPole/{name}", status=0)
     git(project, "revert", "--no-edit", "HEAD")
-    done = rename(project, f"name={NEW}")
-    assert done.returncode == 0, done.stderr
-
-    def command(*words: str, status: int = 0) -> str:
-        return run(project, sys.executable, "-m", NEW, *words, status=status, PYTHONPATH=str(project)).stdout
-
-    assert command("compare", "a=a", "b=b").startswith("identical: 4 iterations (128 environment steps)")
-    assert json.loads(command("reproduce", "run=runs/ppo-CartPole/a", "--json"))["verdict"] == "identical"
+    assert rename(project, f"name={NEW}").returncode == 0
+    run_train(project, project, *SHORT, "run_dir=runs/ppo-CartPole/c", "seed=2", status=0)
+    assert command(project, "compare", "a=a", "b=b").startswith(
+        "identical: 4 iterations (128 environment steps)"
+    )
+    verdict = json.loads(command(project, "reproduce", "run=runs/ppo-CartPole/a", "--json"))["verdict"]
+    assert verdict == "identical"
     refs = git(project, "for-each-ref", "--format=%(refname)", "refs/runs/").split()
-    assert json.loads(command("reproduce", f"run={refs[1]}", "--json"))["verdict"] == "identical"
-    command("resume", "run=a", "total_env_steps=192", status=2)  # other code
-    command("resume", "run=a", "total_env_steps=192", "accept=changes")
-    assert len(json.loads(command("runs", "--json"))) == 2
-    assert json.loads(command("compare", "a=a", "b=b", "--json", status=1))["verdict"] == "shorter"
-    assert "ppo" in command("stats", "runs=runs/*/*")
+    assert json.loads(command(project, "reproduce", f"run={refs[1]}", "--json"))["verdict"] == "identical"
+    assert len(json.loads(command(project, "runs", "--json"))) == 3
+    assert "only the seed differs" in command(project, "diff", "a=a", "b=c")
+    assert experiments(project) == 1
+    # Other files of the package count under both names.
+    commit(project, "other", **{f"{NEW}/algos/ppo.py": ("import torch\n", "import torch  # other\n")})
+    words = [sys.executable, "-m", "runlab", "resume", "run=a", "total_env_steps=192"]
+    refused = run(project, *words, status=2, PYTHONPATH=str(project)).stderr
+    assert f"other code: {NAME}/algos/ppo.py\n" in refused
+    git(project, "revert", "--no-edit", "HEAD")
+    command(project, "resume", "run=a", "total_env_steps=192")
+    assert json.loads(command(project, "compare", "a=a", "b=b", "--json", status=1))["verdict"] == "shorter"
 
 
 OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "docs/stories")
@@ -139,11 +197,12 @@ def test_a_fork_begins_with_pages_of_its_own_and_builds_its_site(tmp_path: Path,
     readme = (fork / "README.md").read_text()
     assert readme.startswith(f"# {NEW}\n")
     assert len(readme.splitlines()) <= 60
-    assert [line for line in readme.splitlines() if OLD in line.replace(NEW, "")] == [
-        f"To {OLD}, the template that this project was made from."
+    assert [line for line in readme.splitlines() if NAME in line.replace(NEW, "")] == [
+        f"To {NAME}, the template that this project was made from."
     ]
     assert "Added" not in (fork / "CHANGELOG.md").read_text()
     checked = tomllib.loads((fork / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    assert NEW in checked
     assert [name for name in checked if not (fork / name).exists()] == []
     pages = {path: path.read_text() for path in [fork / "mkdocs.yml", *(fork / "docs").rglob("*.md")]}
     gone = re.compile(r"\]\(\S*results/|: stories/|\(stories/|make bench|of the template -->")
@@ -154,76 +213,75 @@ def test_a_fork_begins_with_pages_of_its_own_and_builds_its_site(tmp_path: Path,
         assert python(fork, "-m", *check).stdout == ""
 
 
-def block(heading: str) -> list[str]:
-    """The commands of a section of docs/forks.md."""
-    text = (ROOT / "docs/forks.md").read_text().split(f"## {heading}\n")[1]
-    return text.partition("```sh\n")[2].partition("```")[0].splitlines()
+@pytest.mark.long
+def test_a_later_version_of_the_machinery_merges_and_the_experiment_stays_one(tmp_path: Path) -> None:
+    """With plain `git merge`, whose detection of renames takes over a line of an algorithm too."""
+    fork, template = renamed(tmp_path), tmp_path / "template"
 
+    def train(name: str) -> None:
+        run_train(fork, fork, *SHORT, f"run_dir=runs/ppo-CartPole/{name}", f"seed={ord(name)}", status=0)
 
-def call(folder: Path, commands: list[str], template: Path) -> subprocess.CompletedProcess[str]:
-    """Run commands of the page in one shell, with other names for the template and the fork."""
-    script = "\n".join(commands).replace("https://example.org/template.git", str(template))
-    script = script.replace("make rename", "$PYTHON scripts/rename.py")
-    script = script.replace("../my_project/.venv/bin/python", "$PYTHON").replace("my_project", NEW)
-    someone = {f"GIT_{role}_{key}": "x@y" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
-    return run(folder, "sh", "-e", "-c", script, status=None, PYTHON=sys.executable, **someone)
-
-
-def change(folder: Path, message: str, **changes: tuple[str, str]) -> None:
-    """Commit replacements of text in files; a file that is not there is written."""
-    for name, (before, after) in changes.items():
-        path = folder / name
-        text = path.read_text() if path.exists() else before
-        assert before in text, (name, before)
-        path.write_text(text.replace(before, after, 1))
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", message)
+    train("a")
+    commit(
+        template,
+        "a sink",
+        **{"runlab/run/sinks/console.py": ("from __future__", "# Later.\nfrom __future__")},
+    )
+    assert conflicts(fork, PLAIN) == []
+    train("b")
+    assert experiments(fork) == 1
+    commit(template, "engine", **{"runlab/engine.py": ("from __future__", "# Later.\nfrom __future__")})
+    assert conflicts(fork, PLAIN) == []
+    train("c")
+    assert experiments(fork) == 2
+    commit(template, "algorithm", **{f"{NAME}/algos/ppo.py": ("import torch\n", "import torch  # later\n")})
+    assert conflicts(fork, PLAIN) == []
+    assert "import torch  # later" in (fork / NEW / "algos/ppo.py").read_text()
+    assert git(fork, "status", "--porcelain", "--untracked-files=no") == ""
+    commit(fork, "ours", **{f"{NEW}/algos/ppo.py": ("import torch  # later\n", "import torch  # ours\n")})
+    commit(
+        template,
+        "theirs",
+        **{f"{NAME}/algos/ppo.py": ("import torch  # later\n", "import torch  # theirs\n")},
+    )
+    assert conflicts(fork, PLAIN) == [f"{NEW}/algos/ppo.py"]
 
 
 @pytest.mark.long
-def test_a_fork_takes_over_later_versions_of_the_template(tmp_path: Path) -> None:
-    """As docs/forks.md has it: twice without a conflict, and with one where both change a line."""
-    template, fork = tmp_path / "template", tmp_path / NEW
-    copy_project(template)
-    done = call(tmp_path, block("Begin"), template)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ppo, registry = f"{NEW}/algos/ppo.py", f"{NEW}/config/algorithms.py"
-    line = f'"ppo": Entry(PPOConfig, "{NEW}.algos.ppo:PPO"),'
-    own = f'\n    "own": Entry(PPOConfig, "{NEW}.algos.own:Own"),'
-    model = f"from {NEW}.algos.ppo import PPO\n\n\nclass Own(PPO):\n    pass\n"
-    new = f"from {OLD}.rng import Streams\n\nprint(Streams)\n"
-    values = (fork / "conf/algo/ppo.yaml").read_text()
-    mine = {
+@pytest.mark.skipif(not (ROOT / "scripts/fork").is_dir(), reason="this is a fork, which has begun")
+def test_later_pages_results_and_names_of_the_template_merge_too(tmp_path: Path) -> None:
+    """A plain merge would conflict in files that the renaming has replaced, cut or removed."""
+    fork, template = renamed(tmp_path), tmp_path / "template"
+    own = {
         "README.md": ("One sentence to fill in", "It asks little"),
         "conf/algo/ppo.yaml": ("gae_lambda: 0.95", "gae_lambda: 0.9"),
-        "conf/algo/own.yaml": (values, values.replace("ppo", "own")),
-        registry: (line, line + own),
-        f"{NEW}/algos/own.py": (model, model),
     }
-    change(fork, "an algorithm and defaults of our own", **mine)
-    for version in ("second", "third"):
+    commit(fork, "pages and defaults of our own", **own)
+    new = f"from {NAME}.learning.networks import mlp\n\nprint(mlp)\n"
+    for version, steps in (("second", "3000"), ("third", "4000")):
+        before = (template / "conf/config.yaml").read_text().partition("log_every: ")[2].split()[0]
         theirs = {
-            f"{OLD}/algos/ppo.py": ("import torch\n", f"import torch  # {version}\n"),
-            f"{OLD}/learning/{version}.py": (new, new),
-            "conf/config.yaml": ("log_every: 2000", "log_every: 3000"),
+            "README.md": ("# ", f"# {version} "),
+            "CHANGELOG.md": ("## ", f"## {version}\n\n## "),
+            "results/README.md": ("# ", f"# {version} "),
+            f"results/{version}.md": ("new", "new"),
+            "docs/speed.md": ("<!-- of the template -->\n", f"<!-- of the template -->\nnew in {version}\n"),
+            f"tests/learning/{version}.py": (new, new),
+            "conf/config.yaml": (f"log_every: {before}", f"log_every: {steps}"),
         }
-        if version == "third":
-            theirs["conf/config.yaml"] = ("log_every: 3000", "log_every: 4000")
-            theirs[f"{OLD}/algos/ppo.py"] = ("import torch  # second\n", "import torch  # third\n")
-        change(template, version, **theirs)
-        done = call(fork, block("Take over a later version"), template)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert f"import torch  # {version}" in (fork / ppo).read_text()
-        assert f"from {NEW}.rng" in (fork / NEW / "learning" / f"{version}.py").read_text()
+        commit(template, version, **theirs)
+        assert conflicts(fork, MERGE) == []
+        assert (fork / f"tests/learning/{version}.py").read_text() == new.replace(NAME, NEW)
+        assert f"new in {version}" not in (fork / "docs/speed.md").read_text()
     assert "log_every: 4000" in (fork / "conf/config.yaml").read_text()
     assert "gae_lambda: 0.9 " in (fork / "conf/algo/ppo.yaml").read_text()
-    assert "It asks little" in (fork / "README.md").read_text()
-    assert not (fork / OLD).exists()
+    readme = (fork / "README.md").read_text()
+    assert ("It asks little" in readme, "third" in readme) == (True, False)
+    assert not any((fork / name).exists() for name in (NAME, *OF_TEMPLATE))
     assert git(fork, "status", "--porcelain") == ""
-    words = ["algo=own", "total_env_steps=64", "algo.num_steps=8", "algo.num_minibatches=4", "env.num_envs=8"]
-    run_train(fork, tmp_path, *words, "logger=none", "video_every=0", "eval_every=0", status=0)
+    assert "already" in call(fork, MERGE).stdout
     # A line that both change is the only one to settle.
-    change(template, "fourth", **{"conf/algo/ppo.yaml": ("gae_lambda: 0.95", "gae_lambda: 0.8")})
-    done = call(fork, block("Take over a later version"), template)
-    assert done.returncode == 1
-    assert git(fork, "diff", "--name-only", "--diff-filter=U").split() == ["conf/algo/ppo.yaml"]
+    commit(template, "fourth", **{"conf/algo/ppo.yaml": ("gae_lambda: 0.95", "gae_lambda: 0.8")})
+    assert conflicts(fork, MERGE) == ["conf/algo/ppo.yaml"]
+    git(fork, "merge", "--abort")
+    assert git(fork, "status", "--porcelain") == ""

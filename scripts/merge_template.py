@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Merge a later version of the template into a renamed fork: version=template/main.
+
+A merge compares the fork and the new version with the version that both came from. The two versions of the
+template are renamed first, each by its own scripts/rename.py. So a line conflicts only if fork and template
+have both changed it, whatever the renaming rewrites, replaces or removes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rename import OF_TEMPLATE, ROOT, current_name
+
+from runlab.config.command_args import argument, exit_status, parse
+from runlab.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Merge a later version of the template into a renamed fork: version=template/main."""
+
+    version: str = argument()
+
+
+def git(*arguments: str, folder: Path = ROOT) -> str:
+    """The output of git. Raises ConfigError with its last line where it fails."""
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"`git {arguments[0]}` failed: {[' ', *done.stderr.splitlines()][-1]}")
+    return done.stdout.strip()
+
+
+def renamed(commit: str, name: str) -> str:
+    """A commit with the files of `commit` of the template as `make rename` leaves them."""
+    keep = "true" if (ROOT / OF_TEMPLATE[0]).exists() else "false"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        git("worktree", "add", "--detach", str(copy), commit)
+        try:
+            command = [sys.executable, "scripts/rename.py", f"name={name}", f"keep={keep}"]
+            done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ConfigError(done.stderr.strip())
+            git("add", "-A", folder=copy)
+            return git("commit-tree", git("write-tree", folder=copy), "-m", "renamed")
+        finally:
+            git("worktree", "remove", "--force", str(copy))
+
+
+def main() -> int:
+    """Merge and commit; 1 if files conflict. Raises ConfigError before anything is changed."""
+    version, name = parse(sys.argv[1:], Args).version, current_name(ROOT)
+    if git("status", "--porcelain", "--untracked-files=no"):
+        raise ConfigError("Commit your work first, to have a way back.")
+    theirs = git("rev-parse", "--verify", f"{version}^{{commit}}")
+    base = git("merge-base", "HEAD", theirs)
+    if base == theirs:
+        print(f"{name} has {version} already.")
+        return 0
+    sides = [renamed(commit, name) for commit in (base, theirs)]
+    labels = os.environ | {f"GITHEAD_{sides[1]}": version}
+    merge = ["git", "merge-recursive", sides[0], "--", "HEAD", sides[1]]
+    status = subprocess.run(merge, cwd=ROOT, env=labels, check=False).returncode
+    if status > 1:
+        return 2
+    git("update-ref", "MERGE_HEAD", theirs)
+    if status:
+        print("Resolve the conflicts and commit, or take all of it back with 'git merge --abort'.")
+        return 1
+    git("commit", "-m", f"Merge {version} of the template")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))
