@@ -18,7 +18,7 @@ from {NAME}.algos.ppo_config import PPOConfig
 from runlab.config.algorithms import Entry
 
 _VALUES = yaml.safe_load(Path(__file__).with_name("own.yaml").read_text())
-OWN = Entry(PPOConfig, "own_package.own:Own", values=_VALUES)
+OWN = Entry(PPOConfig, "brought_package.own:Own", values=_VALUES)
 """
 OWN = f"""
 from {NAME}.algos.ppo import PPO
@@ -70,15 +70,15 @@ gymnasium.register("Brought-v0", CartPoleEnv, max_episode_steps=50)
 """
 ENTRY_POINTS = """
 [runlab.algorithms]
-own = own_package.entry:OWN
-walker = own_package.walker:ENTRY
-broken = own_package.nowhere:BROKEN
+own = brought_package.entry:OWN
+walker = brought_package.walker:ENTRY
+broken = brought_package.nowhere:BROKEN
 
 [runlab.envs]
-own = own_package.envs
+own = brought_package.envs
 
 [runlab.sinks]
-broken = own_package.nowhere:Sink
+broken = brought_package.nowhere:Sink
 """
 
 
@@ -94,10 +94,10 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH on which the sinks of examples/ and a package of one's own are installed."""
     folder = tmp_path_factory.mktemp("installed")
     install(folder, *(ROOT / "examples" / name for name in ("csv_sink", "mlflow_sink")))
-    package, facts = folder / "own_package", folder / "own_package-1.dist-info"
+    package, facts = folder / "brought_package", folder / "brought_package-1.dist-info"
     package.mkdir()
     facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1\n")
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: brought-package\nVersion: 1\n")
     (facts / "entry_points.txt").write_text(ENTRY_POINTS)
     values = (
         (ROOT / "conf/algo/ppo.yaml").read_text().replace("_ppo@", "_own@").replace("name: ppo", "name: own")
@@ -117,7 +117,7 @@ QUIET = ["logger=none", "video_every=0", "eval_every=0", "total_env_steps=96", "
     {
         "logger.sinks.cvs=true": "no such entry point of sinks; did you mean csv? allowed: ",
         "logger.sinks.csv.files=x": "unexpected keyword argument 'files'",
-        "logger.sinks.broken=true": "own_package.nowhere:Sink cannot be loaded (No module named",
+        "logger.sinks.broken=true": "brought_package.nowhere:Sink cannot be loaded (No module named",
         "algo=owns": "did you mean own? allowed: ",
     }.items(),
 )
@@ -138,11 +138,11 @@ def test_what_packages_bring_trains_and_a_sink_gets_every_row(
     words[words.index("algo.num_steps=16")] = "algo.num_steps=4"
     words += ["algo=own", "env=Brought-v0", "logger.sinks.csv.file=table.csv", *QUIET]
     done = run_train(fork, tmp_path, *words, status=0, PYTHONPATH=brought)
-    assert "note: algo=broken: own_package.nowhere:BROKEN cannot be loaded" in done.stderr
+    assert "note: algo=broken: brought_package.nowhere:BROKEN cannot be loaded" in done.stderr
     config = (tmp_path / "run/config.yaml").read_text()
     assert "name: own" in config
     assert "num_envs: 8" in config  # from the file of the algorithm
-    assert "id: own_package.envs:Brought-v0" in config
+    assert "id: brought_package.envs:Brought-v0" in config
     assert git(fork, "for-each-ref", f"refs/runs/{record(tmp_path / 'run')['id']}") != ""
     head, *table = [line.split(",") for line in (tmp_path / "run/table.csv").read_text().splitlines()]
     assert head == ["env_steps", "metric", "value"]

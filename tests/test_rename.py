@@ -267,6 +267,7 @@ def test_later_pages_results_and_names_of_the_template_merge_too(tmp_path: Path)
             f"results/{version}.md": ("new", "new"),
             "docs/speed.md": ("<!-- of the template -->\n", f"<!-- of the template -->\nnew in {version}\n"),
             f"tests/learning/{version}.py": (new, new),
+            f"{NAME}/learning/{version}.py": ("SIZE = 64\n", "SIZE = 64\n"),
             "conf/config.yaml": (f"log_every: {before}", f"log_every: {steps}"),
         }
         commit(template, version, **theirs)
@@ -275,6 +276,7 @@ def test_later_pages_results_and_names_of_the_template_merge_too(tmp_path: Path)
         assert f"new in {version}" not in (fork / "docs/speed.md").read_text()
     assert "log_every: 4000" in (fork / "conf/config.yaml").read_text()
     assert "gae_lambda: 0.9 " in (fork / "conf/algo/ppo.yaml").read_text()
+    assert (fork / NEW / "learning/third.py").is_file()
     readme = (fork / "README.md").read_text()
     assert ("It asks little" in readme, "third" in readme) == (True, False)
     assert not any((fork / name).exists() for name in (NAME, *OF_TEMPLATE))
