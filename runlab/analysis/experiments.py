@@ -197,15 +197,17 @@ def _by_code(runs: Sequence[Run], codes: dict[str, Code | None]) -> Iterator[lis
     for run, name in zip(runs, names, strict=True):
         if name not in codes:
             codes[name] = code_contents(PROJECT, run.record.git)
-    # A project may have been renamed between runs: paths are compared as they are in one of them.
-    package = next((code.package for code in map(codes.get, names) if code and code.package), "")
-    used, files, groups = [run.record.used for run in runs], list[list[str] | None](), dict[str, list[Run]]()
-    for each, name in zip(map(files_of, used), names, strict=True):
-        code = codes[name]
-        files.append(each if each is None or code is None else code.named_as(package, each))
-    counts = code_rule(*files)
-    for run, name in zip(runs, names, strict=True):
-        key, code, own = name, codes[name], run.record.used
+    run_codes, used = [codes[name] for name in names], [run.record.used for run in runs]
+    # A project may have been renamed between runs. No other folder has this name.
+    package = next((f"{code.package}:/" for code in run_codes if code and code.package), "")
+    counts = code_rule(
+        *(
+            files if files is None or code is None else code.named_as(package, files)
+            for files, code in zip(map(files_of, used), run_codes, strict=True)
+        )
+    )
+    groups = dict[str, list[Run]]()
+    for run, key, code, own in zip(runs, names, run_codes, used, strict=True):
         if code is not None:
             paths = code.named_as(package, code.contents)
             key = code_digest(dict(zip(paths, code.contents.values(), strict=True)), counts)

@@ -133,7 +133,8 @@ def _without_renamed(project: Path, a: GitRecord, b: GitRecord, names: list[str]
     with suppress(GitError, OSError), repository(project) as git:
         trees = [_find(git, each) for each in (a, b)] if names else []
         packages = [_package(git, tree) for tree in trees]
-        if "" not in packages and len({*packages}) == 2:
+        both = any(git.find(f"{tree}:{name}") for tree, name in zip(trees, packages[::-1], strict=True))
+        if "" not in packages and len({*packages}) == 2 and not both:
             folders = [f"{tree}:{package}" for tree, package in zip(trees, packages, strict=True)]
             other = git.names("diff-tree", *_EXACT, "-z", "--name-only", "--no-renames", *folders)
             changed = {f"{package}{as_text(path)}" for package in packages for path in other}

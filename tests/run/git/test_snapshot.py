@@ -491,5 +491,8 @@ def test_a_file_of_the_project_is_the_same_under_another_name_of_its_package(rep
         *("project/new/b.py", "project/new/c.py", "project/new/d.py"),
         *("project/old/b.py", "project/old/c.py", "project/pyproject.toml"),
     ]
+    (project / "old").mkdir()
+    (project / "old" / "a.py").write_text("x = 3\n")  # a package of its own
+    assert "project/old/a.py" in (changes.files_between(project, before, take_snapshot(project)) or [])
     codes = [changes.code_contents(project, side) for side in (before, after)]
     assert [code.package for code in codes if code] == ["project/old/", "project/new/"]
