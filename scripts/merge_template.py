@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rename import OF_TEMPLATE, ROOT, current_name
+from rename import OF_TEMPLATE, ROOT, current_name, git
 
 from runlab.config.command_args import argument, exit_status, parse
 from runlab.errors import ConfigError
@@ -28,38 +28,30 @@ class Args:
     version: str = argument()
 
 
-def git(*arguments: str, folder: Path = ROOT) -> str:
-    """The output of git. Raises ConfigError with its last line where it fails."""
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"`git {arguments[0]}` failed: {[' ', *done.stderr.splitlines()][-1]}")
-    return done.stdout.strip()
-
-
 def renamed(commit: str, name: str) -> str:
     """A commit with the files of `commit` of the template as `make rename` leaves them."""
     keep = "true" if (ROOT / OF_TEMPLATE[0]).exists() else "false"
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        git("worktree", "add", "--detach", str(copy), commit)
+        git(ROOT, "worktree", "add", "--detach", str(copy), commit)
         try:
             command = [sys.executable, "scripts/rename.py", f"name={name}", f"keep={keep}"]
             done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise ConfigError(done.stderr.strip())
-            git("add", "-A", folder=copy)
-            return git("commit-tree", git("write-tree", folder=copy), "-m", "renamed")
+            git(copy, "add", "-A")
+            return git(ROOT, "commit-tree", git(copy, "write-tree").strip(), "-m", "renamed").strip()
         finally:
-            git("worktree", "remove", "--force", str(copy))
+            git(ROOT, "worktree", "remove", "--force", str(copy))
 
 
 def main() -> int:
     """Merge and commit; 1 if files conflict. Raises ConfigError before anything is changed."""
     version, name = parse(sys.argv[1:], Args).version, current_name(ROOT)
-    if git("status", "--porcelain", "--untracked-files=no"):
+    if git(ROOT, "status", "--porcelain", "--untracked-files=no"):
         raise ConfigError("Commit your work first, to have a way back.")
-    theirs = git("rev-parse", "--verify", f"{version}^{{commit}}")
-    base = git("merge-base", "HEAD", theirs)
+    theirs = git(ROOT, "rev-parse", "--verify", f"{version}^{{commit}}").strip()
+    base = git(ROOT, "merge-base", "HEAD", theirs).strip()
     if base == theirs:
         print(f"{name} has {version} already.")
         return 0
@@ -69,11 +61,11 @@ def main() -> int:
     status = subprocess.run(merge, cwd=ROOT, env=labels, check=False).returncode
     if status > 1:
         return 2
-    git("update-ref", "MERGE_HEAD", theirs)
+    git(ROOT, "update-ref", "MERGE_HEAD", theirs)
     if status:
         print("Resolve the conflicts and commit, or take all of it back with 'git merge --abort'.")
         return 1
-    git("commit", "-m", f"Merge {version} of the template")
+    git(ROOT, "commit", "-m", f"Merge {version} of the template")
     return 0
 
 

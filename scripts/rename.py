@@ -92,13 +92,14 @@ def check_name(root: Path, old: str, new: str) -> None:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """The output of git. Raises ConfigError where there is no git or no repository."""
+    """The output of git. Raises ConfigError with the last line of its complaint."""
     try:
-        return subprocess.run(
-            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        raise ConfigError("The project is no git repository, so its files are not known.") from None
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ConfigError(f"git cannot be started ({error.strerror}).") from None
+    if done.returncode:
+        raise ConfigError(f"`git {arguments[0]}` failed: {[' ', *done.stderr.splitlines()][-1]}")
+    return done.stdout
 
 
 def rename(root: Path, old: str, new: str) -> list[Path]:
