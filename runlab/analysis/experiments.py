@@ -16,6 +16,7 @@ from runlab.analysis.differences import resumed_with
 from runlab.analysis.runs import Run, check_name, experiment_of, single_line, text_of
 from runlab.analysis.stats import Interval
 from runlab.config.affects_results import code_rule, package_affects_results
+from runlab.config.project import project
 from runlab.config.texts import few
 from runlab.run.git.changes import Code, code_contents, code_digest
 from runlab.run.names import short_key
@@ -198,8 +199,7 @@ def _by_code(runs: Sequence[Run], codes: dict[str, Code | None]) -> Iterator[lis
         if name not in codes:
             codes[name] = code_contents(PROJECT, run.record.git)
     run_codes, used = [codes[name] for name in names], [run.record.used for run in runs]
-    # A project may have been renamed between runs. No other folder has this name.
-    package = next((f"{code.package}:/" for code in run_codes if code and code.package), "")
+    package = project().__name__.partition(".")[0]  # it may have had another name at some of the runs
     counts = code_rule(
         *(
             files if files is None or code is None else code.named_as(package, files)

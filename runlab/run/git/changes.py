@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import xxhash
@@ -39,9 +39,11 @@ class Code(NamedTuple):
     contents: dict[str, str]
 
     def named_as(self, package: str, paths: Iterable[str]) -> list[str]:
-        """`paths` of this code as they are where the project's package lies in the folder `package`."""
-        own = self.package
-        return [f"{package}{path[len(own) :]}" if own and path.startswith(own) else path for path in paths]
+        """`paths` of this code as they are where the project's package is called `package`."""
+        if not (own := self.package):
+            return [*paths]
+        other = PurePosixPath(own).with_name(package)
+        return [f"{other}/{path[len(own) :]}" if path.startswith(own) else path for path in paths]
 
 
 def files_between(project: Path, a: GitRecord, b: GitRecord) -> list[str] | None:
