@@ -258,11 +258,11 @@ gym.register("Env-v0", Env)
 """
 
 
-NEW_ALGORITHM = """
-from rltemplate.algos.ppo_config import PPOConfig
+NEW_ALGORITHM = f"""
+from {NAME}.algos.ppo_config import PPOConfig
 from runlab.config.algorithms import Entry
 
-ENTRY = Entry(PPOConfig, "rltemplate.algos.new:New")
+ENTRY = Entry(PPOConfig, "{NAME}.algos.new:New")
 """
 IDLE = [
     *("runlab/__init__.py", "runlab/errors.py", "runlab/signals.py", "runlab/config/texts.py"),
@@ -345,7 +345,7 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     before = loop.read_text()
     loop.write_text(before + "# a comment\n")
     git(project, "commit", "-q", "-a", "-m", "another loop")
-    assert "the run began with other code: rltemplate/train.py\n" in resume(128, 2)
+    assert f"the run began with other code: {NAME}/train.py\n" in resume(128, 2)
     train(5, "r5")
     assert seeds("r2", "r5") == [[2], [5]]
     loop.write_text(before)
