@@ -54,7 +54,7 @@ from runlab.run.job import JOB_VARIABLE
 from runlab.run.manifest import list_checkpoints
 from runlab.run.read import raw_config
 from runlab.run.record import RunRecord
-from runlab.run.trace import digest, entries
+from runlab.run.trace import check_state, digest, entries
 from runlab.signals import Stop
 from runlab.trial import WrongProgramError, try_programs
 
@@ -305,8 +305,10 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_run(
 ) -> None:
     entry = replace(ALGORITHMS["ppo"], implementation=f"{__name__}:Forgetful")
     monkeypatch.setitem(ALGORITHMS, "ppo", entry)
+    algorithm, _ = build(configure(*SHORT["ppo"]))
     with pytest.raises(ConfigError, match=r"state\.return_norm of the algorithm is of .*ndarray"):
-        build(configure(*SHORT["ppo"]))
+        check_state(algorithm)
+    algorithm.close()
 
 
 def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it_is_long(

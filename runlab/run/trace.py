@@ -26,7 +26,7 @@ from typing import Any, Literal
 import msgspec
 import xxhash
 
-from runlab.errors import RunError
+from runlab.errors import ConfigError, RunError
 from runlab.interfaces import Algorithm, IterationResult, Probe, replay_of
 from runlab.run import paths
 from runlab.run.files import LineFile
@@ -90,9 +90,12 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_state(algorithm: Algorithm) -> None:
-    """Raise `RunError` if a checkpoint would not keep all of an algorithm's state."""
-    for _ in entries(algorithm.state_dict(), "state"):
-        pass
+    """Raise `ConfigError` if a checkpoint would not keep all of an algorithm's state."""
+    try:
+        for _ in entries(algorithm.state_dict(), "state"):
+            pass
+    except RunError as error:
+        raise ConfigError(f"{error}") from error
 
 
 def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | None:

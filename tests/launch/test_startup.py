@@ -17,7 +17,7 @@ LATER = {"wandb", "tensorboard", "matplotlib", "scipy", "av", "rich", "hydra", "
 LATER |= {"torch._dynamo", "torch._inductor", "torch.utils.tensorboard", "pandas", "joblib", "submitit"}
 IN_THE_FIRST_STEP = """
 import posix, sys
-import runlab.envs.envs
+import runlab.envs.codec
 def first(self, action):
     print(*sys.modules)
     sys.stdout.flush()
