@@ -83,9 +83,10 @@ def test_a_folder_of_an_earlier_version_is_read_by_every_command(
     recorded_run: RecordedRun, tmp_path: Path
 ) -> None:
     run_dir = former(recorded_run.run_dir, tmp_path / "runs" / "ppo-CartPole" / "former")
+    project = Path(shutil.copytree(recorded_run.project, tmp_path / "project"))  # which gets another commit
 
     def command(name: str, *words: str, status: int = 0) -> str:
-        return run(tmp_path, *program(recorded_run.project, name), *words, status=status).stdout
+        return run(tmp_path, *program(project, name), *words, status=status).stdout
 
     def answer(name: str, *words: str, status: int = 0) -> Any:
         return json.loads(command(name, *words, "--json", status=status))
