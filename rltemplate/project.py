@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from runlab.config.schema import Config
     from runlab.interfaces import Algorithm, Codec, Environments, Observers
 
-# An algorithm is <name>.py and <name>_config.py of algos/, and its values in conf/algo/<name>.yaml.
-_CONFIG = "_config"
+# An algorithm is <name>.py, <name>_config.py with its ENTRY, and its values in conf/algo/<name>.yaml.
+_CONFIGS = [each.name for each in pkgutil.iter_modules(algos.__path__) if each.name.endswith("_config")]
+_MODULES = {name.removesuffix("_config"): import_module(f"{algos.__name__}.{name}") for name in _CONFIGS}
 ALGORITHMS: dict[str, Entry] = {
-    module.name.removesuffix(_CONFIG): import_module(f"{algos.__name__}.{module.name}").ENTRY
-    for module in pkgutil.iter_modules(algos.__path__)
-    if module.name.endswith(_CONFIG)
+    name: module.ENTRY for name, module in _MODULES.items() if hasattr(module, "ENTRY")
 }
 # Returns of the random policy and of published results, for the report and `make stats`.
 REFERENCE_RETURNS = Path(__file__).with_name("reference_returns.csv")

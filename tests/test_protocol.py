@@ -6,22 +6,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, differences, job_in, record, rows
+from conftest import Configure, build, differences, job_in, record, rows
 
 from runlab.__main__ import main
 from runlab.analysis.compare import DIVERGED, IDENTICAL, compare_runs, report
 from runlab.config.algorithms import AlgoConfig, Entry, count, positive
 from runlab.config.cli.preflight import preflight
-from runlab.config.project import ALGORITHMS
-from runlab.errors import RunError
+from runlab.config.project import ALGORITHMS, project
+from runlab.config.schema import Config
+from runlab.errors import ConfigError, RunError
 from runlab.interfaces import IterationResult, Probe
 from runlab.launch import worker
 from runlab.run import paths
+from runlab.run.job import resume_job
+from runlab.run.trace import check_state
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,6 +115,26 @@ class UnkeptLater(HillClimber):
         return super().state_dict() | ({} if self.obs is None else {"obs": [*self.obs[0]]})
 
 
+class Odd(HillClimber):
+    """One with further entries in its state."""
+
+    more: ClassVar[dict[str, Any]] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | self.more
+
+
+class Counting(HillClimber):
+    """One that has the number of steps under another name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return state | {"steps": state.pop("env_steps")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({**state, "env_steps": state["steps"]})
+
+
 ALGO = {"name": "climb", "num_steps": 8, "step_size": 1.0}
 VALUES = {"defaults": ["_climb@algo"], "env": {"num_envs": 2}, "algo": ALGO}
 WORDS = ["total_env_steps=320", "checkpoint_every=64", "eval_every=64", "eval_episodes=2", "log_every=64"]
@@ -185,21 +208,88 @@ def test_a_forgotten_part_of_the_state_is_seen(
 
 @pytest.mark.parametrize("trace", ["off", "iteration"])
 @pytest.mark.parametrize(
-    ("kind", "problem"),
-    {Unkept: "state/best .* is a numpy.ndarray", UnkeptLater: "end/obs/0 .* is a numpy.float32"}.items(),
+    ("kind", "error", "problem"),
+    [
+        (Unkept, ConfigError, "state/best .* is a numpy.ndarray"),
+        (UnkeptLater, RunError, "end/obs/0 .* is a numpy.float32"),
+    ],
 )
 def test_a_state_that_no_checkpoint_keeps_is_refused_at_once(
     configure: Configure,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[HillClimber],
+    error: type[Exception],
     problem: str,
     trace: str,
 ) -> None:
     use(monkeypatch, kind)
-    with pytest.raises(RunError, match=f"{problem}, which a checkpoint does not keep"):
+    with pytest.raises(error, match=f"{problem}, which a checkpoint does not keep"):
         train(configure, tmp_path / "run", f"trace={trace}")
     assert (tmp_path / "run").exists() == (kind is UnkeptLater)
+
+
+CYCLE: dict[str, Any] = {}
+CYCLE["again"] = CYCLE
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"mixed": {1: 1.0, "a": 2.0}}, ""),
+        ({"half of a pair": "\ud800"}, ""),
+        ({"odd": {(1, 2): 0}}, r"state/odd .* has the key \(1, 2\), expected a text"),
+        ({"cycle": CYCLE}, "is nested too deeply"),
+        ({"run": 1}, "has run, an entry of the checkpoint itself"),
+        ({"env_steps": 7}, "env_steps in .* is another number"),
+    ],
+)
+def test_odd_states_are_kept_or_refused_in_a_line(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], problem: str
+) -> None:
+    monkeypatch.setattr(Odd, "more", more)
+    use(monkeypatch, Odd)
+    algorithm, _ = build(configure(*WORDS))
+    try:
+        if not problem:
+            return check_state(algorithm)
+        with pytest.raises(ConfigError, match=problem) as refused:
+            check_state(algorithm)
+        assert len(str(refused.value).splitlines()) == 1
+    finally:
+        algorithm.close()
+
+
+def test_the_number_of_steps_is_kept_for_an_algorithm_that_has_it_under_another_name(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, Counting)
+    straight = train(configure, tmp_path / "straight")
+    resumed = train(configure, tmp_path / "resumed", "total_env_steps=128")
+    job = resume_job(resumed, [], total_env_steps=320)
+    assert job is not None
+    assert worker.run(job) == 0
+    assert compare_runs(straight, resumed).verdict == IDENTICAL
+
+
+def test_a_loop_that_ends_by_itself_leaves_a_run_that_resumes(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, HillClimber)
+    loop = project().train
+
+    def early(config: Config, algorithm: Any, observers: Any) -> None:
+        loop(replace(config, total_env_steps=64), algorithm, observers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(project(), "train", early)
+        run_dir = train(configure, tmp_path / "run")
+    assert record(run_dir)["status"] == "interrupted"
+    assert "the project's loop has ended after 64 steps by itself" in capfd.readouterr().err
+    job = resume_job(run_dir, [])
+    assert job is not None
+    assert worker.run(job) == 0
+    assert record(run_dir)["status"] == "finished"
 
 
 def test_iterations_take_equal_space_in_a_trace_without_evaluations(

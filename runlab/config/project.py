@@ -40,7 +40,10 @@ class Project(Protocol):
         """The algorithm of a configuration and its environments; `ConfigError` if they do not fit."""
 
     def train(self, config: Any, algorithm: Algorithm, observers: Observers) -> None:
-        """The loop: train and observe until the run is complete or asked to end."""
+        """The loop: train and observe until the run is complete or asked to end.
+
+        A run whose loop ends earlier, such as by early stopping, is recorded as interrupted and can resume.
+        """
 
     def wrapped(self, env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         """An environment with observations that the codec takes; `ConfigError` if it has none."""
@@ -76,12 +79,17 @@ def _declared() -> str:
     """The name of the module that declares the project."""
     if _SETTINGS.is_file():
         try:
-            settings = tomllib.loads(_SETTINGS.read_text(encoding="utf-8"))
+            settings: Any = tomllib.loads(_SETTINGS.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{_SETTINGS} cannot be read: {error}") from error
-        name = settings.get("tool", {}).get("runlab", {}).get("project")
-        if isinstance(name, str):
-            return name
+        for key in ("tool", "runlab", "project"):
+            settings = settings.get(key) if isinstance(settings, dict) else None
+        if settings is not None:
+            if not (isinstance(settings, str) and all(map(str.isidentifier, settings.split(".")))):
+                raise ConfigError(
+                    f"{_SETTINGS}: tool.runlab.project={settings!r}: expected the name of a module"
+                )
+            return settings
     names = sorted({point.value for point in entry_points(group="runlab.project")})
     if len(names) == 1:
         return names[0]

@@ -64,8 +64,10 @@ def _run(job: Job) -> int:
         observers = training.observe(algorithm, envs, stop.requested)
         project().train(config, algorithm, observers)
         observers.finish()
+        if not (observers.complete or stop.requested()):
+            training.message(f"the project's loop has ended after {algorithm.env_steps:,} steps by itself")
     # Close: the order is in TrainingRun.__exit__.
-    return 0 if observers.complete else stop.exit_status()
+    return stop.exit_status() if stop.requested() and not observers.complete else 0
 
 
 def main() -> int:

@@ -232,7 +232,7 @@ class RunObservers:
         self._check_folder()
         self._logger.activity("saving a checkpoint")
         algorithm, steps = self._algorithm, self._algorithm.env_steps
-        state = algorithm.state_dict() | {"foreign": global_rng_state()}
+        state = algorithm.state_dict() | {"env_steps": steps, "foreign": global_rng_state()}
         chain = NO_PAST if self.trace is None else self.trace.chain
         try:
             # A checkpoint must not outlive the rows and the trace that lead to it.

@@ -38,6 +38,8 @@ FORMAT, VERSION, DIGEST = "runlab-trace", 1, "xxh3_64"
 NAMES = msgspec.json.Decoder(tuple[Literal["items"], Line, list[Line]])
 NO_PAST = "0" * 32  # chain before the first iteration
 RESET = "reset"  # this event happens once, and is recorded at every detail
+OWN_ENTRIES = {"foreign", "run"}  # of a checkpoint, beside the state of the algorithm
+_DEEPEST = 50  # levels of a state, as in run/limits.py
 START, END = "start", "end"  # names of entries at both ends of an iteration begin with these
 
 
@@ -68,8 +70,12 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
     `RunError` for a value that no checkpoint keeps: torch would write it, and refuse to read it.
     """
     kind = type(state)
+    if path.count("/") > _DEEPEST:
+        raise RunError(f"{path[:80]}... in the algorithm's state_dict() is nested too deeply")
     if kind in (dict, OrderedDict):
-        for key in sorted(state):
+        if odd := [key for key in state if type(key) not in (str, int)]:
+            raise RunError(f"{path} in the algorithm's state_dict() has the key {odd[0]!r}, expected a text")
+        for key in sorted(state, key=lambda key: (type(key) is str, key)):
             yield from entries(state[key], f"{path}/{key}")
     elif kind in (list, tuple):
         for place, value in enumerate(state):
@@ -81,7 +87,12 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
 
         if kind is int and state.bit_length() > 63:  # numpy has no such number, and its generators have them
             state = str(state)
-        yield path, np.frombuffer(state.encode(), np.uint8) if isinstance(state, str) else np.asarray(state)
+        yield (
+            path,
+            np.frombuffer(state.encode(errors="surrogatepass"), np.uint8)
+            if isinstance(state, str)
+            else np.asarray(state),
+        )
     elif state is not None:
         raise RunError(
             f"{path} in the algorithm's state_dict() is a {kind.__module__}.{kind.__qualname__}, which a "
@@ -92,10 +103,15 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
 def check_state(algorithm: Algorithm) -> None:
     """Raise `ConfigError` if a checkpoint would not keep all of an algorithm's state."""
     try:
-        for _ in entries(algorithm.state_dict(), "state"):
+        state = algorithm.state_dict()
+        for _ in entries(state, "state"):
             pass
     except RunError as error:
         raise ConfigError(f"{error}") from error
+    if own := sorted(OWN_ENTRIES.intersection(state)):
+        raise ConfigError(f"state_dict() of the algorithm has {own[0]}, an entry of the checkpoint itself")
+    if state.get("env_steps", algorithm.env_steps) != algorithm.env_steps:
+        raise ConfigError("env_steps in state_dict() of the algorithm is another number than its env_steps")
 
 
 def first_not_finite(algorithm: Algorithm, result: IterationResult) -> str | None:

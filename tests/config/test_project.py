@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import NAME, Configure, build, copy_project, program, run, small
 
+from runlab.config import project as declaration
 from runlab.config.project import project
 from runlab.envs.codec import FlatCodec
 from runlab.errors import ConfigError
@@ -47,7 +48,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'"{NAME}.nowhere"': f"cannot be imported: no module {NAME}.nowhere",
         f'"{NAME}.algos"': "lacks ALGORITHMS, build, train, wrapped, codec; see docs/design.md",
         f'"{NAME}.train"': "cannot be declared by a module that imports it",
-        "3": "no project is declared; name it in pyproject.toml as [tool.runlab] project",
+        "3": "pyproject.toml: tool.runlab.project=3: expected the name of a module",
+        '""': "tool.runlab.project='': expected the name of a module",
+        '".project"': "tool.runlab.project='.project': expected the name of a module",
+        '"../x"': "tool.runlab.project='../x': expected the name of a module",
+        '"x"\nother = {a = "b"}': "the project x cannot be imported: no module x",
         "nothing": "pyproject.toml cannot be read: Invalid value",
     }.items(),
 )
@@ -61,6 +66,24 @@ def test_a_declaration(value: str, message: str, copy: Path) -> None:
         settings.write_text(text)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == bool(message)
+
+
+@pytest.mark.parametrize("table", ["[tool]\nrunlab = 3", "tool = 3", ""])
+def test_a_table_that_is_none_declares_nothing(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declaration, "_SETTINGS", tmp_path / "pyproject.toml")
+    monkeypatch.setattr(declaration, "entry_points", lambda **_: [])
+    (tmp_path / "pyproject.toml").write_text(table)
+    with pytest.raises(ConfigError, match="no project is declared; name it in"):
+        declaration.project.__wrapped__()
+
+
+def test_a_module_of_shared_hyperparameters_is_no_algorithm(copy: Path) -> None:
+    (copy / NAME / "algos" / "shared_config.py").write_text("LIMIT = 1\n")
+    done = run(copy, *program(copy, "train"), "algo=shared", status=2)
+    assert "algo=shared: no such algo; " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_project_chooses_what_an_environment_shows_to_its_codec(
