@@ -17,10 +17,13 @@ from runlab.envs.envs import Envs
 from runlab.interfaces import Algorithm, Observers
 from runlab.rng import Streams, env_seeds
 
+# Streams that draw on the CPU, so that weights and orders are the same whatever the device.
+_ON_CPU = ("init", "minibatch", "warmup")
+
 
 def build(config: Config) -> tuple[Algorithm, Envs]:
     """The algorithm of a configuration and its environments; `ConfigError` if they do not fit each other."""
-    streams = Streams(config.seed, resolve_device(config.device.name))
+    streams = Streams(config.seed, resolve_device(config.device.name), _ON_CPU)
     envs = Envs(config.env, env_seeds(config.seed, "env", config.env.num_envs))
     engine = Engine(config.compile, streams.device)
     implementation = pkgutil.resolve_name(ALGORITHMS[config.algo.name].implementation)

@@ -8,7 +8,7 @@ like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,6 @@ import torch
 from torch import Tensor
 
 from runlab.interfaces import Probe
-
-# Streams that draw on the CPU, so that weights and orders are the same whatever the device.
-ON_CPU = ("init", "minibatch", "warmup")
 
 
 def seed_sequence(seed: int, name: str, index: int = 0) -> np.random.SeedSequence:
@@ -33,10 +30,15 @@ def env_seeds(seed: int, name: str, num: int, index: int = 0) -> list[int]:
 
 
 class Streams:
-    """The generators of one run, made on first use and kept, so that their states can be saved."""
+    """The generators of one run, made on first use and kept, so that their states can be saved.
 
-    def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
-        self.seed = seed
+    Streams named in `on_cpu` draw there on every device, so that weights and orders are the same.
+    """
+
+    def __init__(
+        self, seed: int, device: torch.device | str = "cpu", on_cpu: Collection[str] = ("init",)
+    ) -> None:
+        self.seed, self.on_cpu = seed, on_cpu
         self.device = torch.device(device)
         self.probe = Probe()
         self._torch: dict[str, torch.Generator] = {}
@@ -44,7 +46,7 @@ class Streams:
     def torch(self, name: str) -> torch.Generator:
         """The torch generator `name`."""
         if name not in self._torch:
-            generator = torch.Generator("cpu" if name in ON_CPU else self.device)
+            generator = torch.Generator("cpu" if name in self.on_cpu else self.device)
             generator.manual_seed(int(seed_sequence(self.seed, name).generate_state(1, np.uint64)[0] >> 1))
             self._torch[name] = generator
         return self._torch[name]

@@ -76,7 +76,7 @@ def compare_programs(algorithm: Compiled, stepwise: bool) -> None:
     engine.probe.stepwise = stepwise
     try:
         for attempt in range(_ATTEMPTS):
-            algorithm.streams = Streams(attempt, algorithm.device)
+            algorithm.streams = Streams(attempt, algorithm.device, streams.on_cpu)
             try:
                 with torch.no_grad():
                     return algorithm.rehearse()

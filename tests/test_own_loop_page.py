@@ -83,6 +83,8 @@ def test_a_sweep_is_recorded_and_read(project: Path, seeds: list[Path]) -> None:
     assert "The seeds differ" in text
     evaluated = run(project, *program(project, "evaluate"), f"run={seeds[0]}", "episodes=2", status=0)
     assert "2 episodes" in evaluated.stdout
+    again = run(project, *program(project, "reproduce"), f"run={seeds[0]}", status=0)
+    assert "identical" in again.stdout
 
 
 @pytest.mark.long

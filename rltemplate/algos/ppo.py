@@ -166,6 +166,7 @@ class PPO(OnPolicyAlgorithm):
             if config.normalize_obs:
                 rows = rollout.obs.flatten(0, 1)
                 self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(rows))
+        # Learn.
         net, metrics = self.learn(rollout, reward, coef)
         self.state = self.state._replace(net=net)
         return IterationResult(metrics | {"optim/learning_rate": coef.learning_rate}, episodes)

@@ -22,7 +22,7 @@ _NEAR = 2.0
 
 
 class Reference(NamedTuple):
-    """One row of the table. `algo` is 'ppo', 'sac' or 'random'."""
+    """One row of the table. `algo` is the name of an algorithm, or 'random'."""
 
     env: str
     env_version: str

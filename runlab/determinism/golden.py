@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-# Constants of Adam, as in training (learning/optim.py, conf/algo/ppo.yaml).
+# Constants of Adam, of the size that trainings have.
 _BETAS, _EPS, _RATE = (0.9, 0.999), 1e-5, 3e-4
 
 

@@ -29,7 +29,7 @@ def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
         if "ALE/" in env_id:  # whose own sticky actions cannot be resumed
             advice = f"use the memory instead:\n{_ATARI}"
         raise ConfigError(
-            f"{env_id} observes images {shape}, and the networks are multi-layer perceptrons; {advice}"
+            f"{env_id} observes images {shape}, and this project takes vectors of numbers; {advice}"
         )
 
 

@@ -211,7 +211,7 @@ def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
             raise ConfigError(
                 f"{config.id} with {names} does not repeat itself from its generator state and actions: runs "
                 "in it cannot be resumed exactly.\nSomething keeps state over episodes or has its own "
-                "generator; algo.normalize_obs and algo.normalize_reward do what such wrappers do"
+                "generator; what normalises observations or rewards belongs into the algorithm"
             )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from runlab.errors import RunError
+from runlab.errors import ConfigError, RunError
 
 # Algorithms compute in float32: greater numbers become infinite there.
 _LARGEST = float(np.finfo(np.float32).max)
@@ -36,7 +36,11 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
     """
     if isinstance(space, spaces.Discrete):
         return lambda obs: _checked_choice(obs, space)
-    assert isinstance(space, spaces.Box), space  # the codec has refused other spaces
+    if not isinstance(space, spaces.Box):
+        raise ConfigError(
+            f"the observation space {type(space).__name__} cannot be stepped; `wrapped` of the project has "
+            "to make it Box or Discrete"
+        )
     shape, dtype = space.shape, space.dtype
 
     def check(obs: Any) -> np.ndarray:

@@ -13,13 +13,14 @@ from conftest import NAME, Configure, build, copy_project, program, run, small
 from runlab.config import project as declaration
 from runlab.config.project import project
 from runlab.envs.codec import FlatCodec
+from runlab.envs.make import check_env
 from runlab.errors import ConfigError
 
 
 class Pictures(gym.Env[Any, Any]):
     """Observations of random bytes in the form of an image."""
 
-    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    observation_space: gym.spaces.Space[Any] = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -31,6 +32,12 @@ class Pictures(gym.Env[Any, Any]):
 
     def _picture(self) -> np.ndarray:
         return self.np_random.integers(0, 256, (8, 8, 3), np.uint8)
+
+
+class Parts(Pictures):
+    """Observations in a dictionary."""
+
+    observation_space = gym.spaces.Dict({"picture": Pictures.observation_space})
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +114,20 @@ def test_the_project_chooses_what_an_environment_shows_to_its_codec(
     algorithm.train_iteration()
     assert set(seen) == {(config.env.num_envs, 8, 8, 3)}
     algorithm.close()
+
+
+def test_a_space_that_cannot_be_stepped_is_refused_in_a_line(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project that leaves a Dict as it is, with a codec that would take it."""
+
+    class Whole(FlatCodec):
+        def __init__(self, env_id: str, obs_space: Any, action_space: Any) -> None:
+            super().__init__(env_id, gym.spaces.flatten_space(obs_space), action_space)
+            self.obs_space = obs_space
+
+    gym.register("Parts-v0", f"{__name__}:Parts", max_episode_steps=5)
+    monkeypatch.setattr(project(), "wrapped", lambda env_id, env: env)
+    monkeypatch.setattr(project(), "codec", Whole)
+    with pytest.raises(ConfigError, match="the observation space Dict cannot be stepped"):
+        check_env(configure(*small("ppo", "env.id=Parts-v0")).env)

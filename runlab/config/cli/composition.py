@@ -86,7 +86,7 @@ def _check_algorithm(composed: DictConfig) -> None:
     if name not in ALGORITHMS or OmegaConf.get_type(algo) is not ALGORITHMS[name].config:
         raise ConfigError(
             f"algo={chosen}: its file needs 'defaults: [_NAME@algo]' and, below algo, 'name: NAME', as "
-            f"conf/algo/ppo.yaml has; NAME is one of {', '.join(ALGORITHMS)}"
+            f"conf/algo/{next(iter(ALGORITHMS))}.yaml has; NAME is one of {', '.join(ALGORITHMS)}"
         )
 
 
