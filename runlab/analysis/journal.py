@@ -1,16 +1,19 @@
 """The journal: a Markdown file with an entry for each run or sweep that has ended, made from its record.
 
-The file belongs to its reader: entries are only appended, and only those that it lacks.
+The file belongs to its reader: entries are only appended, and only those that it lacks. Records may come from
+strangers: every text of theirs passes through `_plain`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -38,14 +41,21 @@ class Journal:
     def add(self, runs: Sequence[Run]) -> int:
         """Append the entries that the file lacks about these runs; their number.
 
-        Raises ConfigError if the file cannot be read or written.
+        Processes that add at once wait for each other. Raises ConfigError if the file cannot be read or
+        written; its content is then the former one.
         """
-        with in_a_line(f"journal={self.file} cannot be written"), self.file.open("a+b") as file:
-            file.seek(0)
-            text = file.read().decode(errors="replace")
-            entries = ["\n".join(lines) + "\n" for lines in self._lacking(runs, text)]
-            if entries:
-                file.write("\n".join(["" if text else _HEADER, *entries]).encode())
+        with in_a_line(f"journal={self.file} cannot be written"):
+            if self.file.exists() and not self.file.is_file():  # reading a pipe or a device might never end
+                raise ConfigError(f"journal={self.file}: expected a file")
+            with self.file.open("a+b", buffering=0) as file:
+                with suppress(OSError):  # no locks on this file system: go on without
+                    fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+                file.seek(0)
+                content = file.read()
+                text = content.decode(errors="replace")
+                entries = ["\n".join(lines) + "\n" for lines in self._lacking(runs, text)]
+                if entries:
+                    _append(file, "\n".join(["" if text else _HEADER, *entries]).encode(), len(content))
         return len(entries)
 
     def _lacking(self, runs: Sequence[Run], text: str) -> Iterator[list[str]]:
@@ -56,8 +66,11 @@ class Journal:
                 folder = run.dir.parents[1] / paths.SWEEPS / run.record.sweep.id
                 if folder in sweeps:
                     continue
-                with suppress(ConfigError):  # without its record, its runs have entries of their own
+                sweep = None
+                # Without its record, its runs have entries of their own. ValueError: the id is no file name.
+                with suppress(ConfigError, ValueError):
                     sweep = SweepRecord.read(folder)
+                if sweep is not None:
                     sweeps.add(folder)
                     mark = self._mark(folder.name, folder, len(sweep.commands) - 1)
                     if sweep.status != RUNNING and mark not in text:
@@ -78,20 +91,23 @@ class Journal:
         error = f"; {_plain(run.record.error)}" if run.record.error else ""
         return [
             f"## {_time(run.record.started_at)} · {_plain(run.value('algo'))} on {_plain(run.env)}, "
-            f"seed {run.config['seed']} · {run.value('status')}\n",
+            f"seed {run.config['seed']} · {_plain(run.value('status'))}\n",
             *self._why_and_change(run, [run.dir]),
             f"* **Result** {result} after {run.value('steps') or 0:,} steps{error}",
-            f"{mark}, commit `{run.value('commit')}`{' with changes' if git.dirty else ''}, `{git.ref}`",
+            f"{mark}, commit {_plain(run.value('commit'))}{' with changes' if git.dirty else ''}, "
+            f"{_plain(git.ref)}",
         ]
 
     def _about_sweep(self, folder: Path, sweep: SweepRecord, mark: str) -> list[str]:
         dirs = [run_dir for job in sweep.jobs if (run_dir := job.run(folder)) is not None]
-        runs, _ = load_runs(path for path in dirs if (path / paths.RECORD).exists())
+        recorded = [path for path in dirs if os.path.isfile(path / paths.RECORD)]  # noqa: PTH113 - never raises
+        runs, _ = load_runs(recorded)
         counts = Counter(job.status for job in sweep.jobs)
         results = [", ".join(f"{count} {status}" for status, count in counts.items())]
         results += [each.result for each in find_experiments(runs) if each.counted]
         return [
-            f"## {_time(sweep.start_time)} · sweep `{' '.join(sweep.words)}` · {sweep.status}\n",
+            f"## {_time(sweep.start_time)} · sweep {_plain(' '.join(sweep.words))} · "
+            f"{_plain(sweep.status)}\n",
             *(self._why_and_change(runs[0], dirs) if runs else []),
             f"* **Result** {_plain('; '.join(results))}",
             mark,
@@ -107,7 +123,7 @@ class Journal:
             yield f"* **Why** {_plain(note)}"
         try:
             if baseline:
-                other = load_run(find_run(baseline, self.runs_dir, "baseline"))
+                other = load_run(find_run(str(baseline), self.runs_dir, "baseline"))
             else:  # folders are named by the time of their start
                 dirs = {path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")} - set(itself)
                 earlier = [path for path in dirs if path.name < run.dir.name]
@@ -123,13 +139,24 @@ class Journal:
     def _link(self, text: str, path: Path) -> str:
         """A relative link, which works as long as journal and runs are moved together."""
         target = os.path.relpath(path.absolute(), self.file.absolute().parent)
-        return f"[{_plain(text)}]({quote(Path(target).as_posix())})"
+        return f"[{_plain(text)}]({quote(os.fsencode(target))})"
+
+
+def _append(file: FileIO, data: bytes, size: int) -> None:
+    """Append to a file of `size` bytes; if that fails or is interrupted, cut the file to its former end."""
+    try:
+        while data:
+            data = data[file.write(data) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        file.truncate(size)
+        raise
 
 
 def _time(text: str | None) -> str:
-    return str(text)[:16].replace("T", " ")
+    return _plain(str(text)[:16].replace("T", " "))
 
 
 def _plain(text: Any) -> str:
-    """Text without Markdown in it."""
-    return re.sub(r"([\\`*\[\]<])", r"\\\1", " ".join(escaped(str(text)).split()))
+    """Text on one line, without Markdown and HTML. Not for code spans, in which nothing can be escaped."""
+    return re.sub(r"([\\`*\[\]<~])", r"\\\1", " ".join(escaped(str(text)).split()))

@@ -92,7 +92,9 @@ def test_a_value_of_any_kind_hides_no_other_run(
     for at in places(values):
         for new in FEW:
             file.write_text(json.dumps(mutated(values, at, new)))  # which is YAML too
-            check(capsys, "runs", "show=machine.cpu", shows="run-1")
+            Path("journal.md").unlink(missing_ok=True)
+            check(capsys, "runs", "show=machine.cpu", "journal=journal.md", shows="run-1")
+            assert "/run-1)" in Path("journal.md").read_text()
         file.write_text(json.dumps(mutated(values, at, FEW[0])))
         check(capsys, "stats", shows="return")
         check(capsys, "diff", "a=run-1", f"b={file.parent}")

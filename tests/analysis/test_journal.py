@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
+import resource
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from urllib.parse import unquote
+from typing import Any
+from urllib.parse import unquote, unquote_to_bytes
 
 import pytest
 from conftest import run_train, write_run
+from markdown_it import MarkdownIt
 
 from runlab.__main__ import main
+from runlab.analysis.runs import load_run
+from runlab.errors import ConfigError
 from runlab.run import paths
+from runlab.run.record import SweepRecord
 
 SHORT = ["env=CartPole", "total_env_steps=1024", "video_every=0", "eval_every=1024"]
 
@@ -63,13 +72,143 @@ def test_entries_are_added_once_and_again_after_a_resume(
     assert re.findall(r"seed (\d) · (\w+)", journal_of(tmp_path).removeprefix(text)) == [("1", "finished")]
 
 
+def add_at_once(runs_dir: Path, barrier: Barrier) -> None:
+    """Add to the journal in this process as soon as the others do so too."""
+    barrier.wait(60)
+    journal_of(runs_dir)
+
+
+def test_processes_that_add_at_once_add_each_entry_once(tmp_path: Path) -> None:
+    for seed in range(12):
+        write_run(tmp_path, seed)
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(4)
+    writers = [context.Process(target=add_at_once, args=(tmp_path, barrier)) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    text = (tmp_path / "journal.md").read_text()
+    assert sorted(re.findall(r"^## .*, seed (\d+) ", text, re.MULTILINE), key=int) == [*map(str, range(12))]
+    assert text.count("# Journal\n") == 1
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["journal.md"]
+
+
+@pytest.mark.parametrize("place", ["missing/journal.md", "folder", "text.md/journal.md", "pipe", "/dev/null"])
 def test_a_journal_that_cannot_be_written_costs_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     write_run(tmp_path)
-    (tmp_path / "journal.md").mkdir()  # a folder in its place
-    assert main(["runs", f"runs_dir={tmp_path}", f"journal={tmp_path / 'journal.md'}"]) == 2
-    assert "journal.md: expected a file" in capsys.readouterr().err
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.md").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["runs", f"runs_dir={tmp_path}", f"journal={tmp_path / place}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: journal={tmp_path / place}: ")
+    assert "expected a file" in line or "text.md is no folder" in line
+
+
+@pytest.mark.parametrize("words", ["", "words of mine, without an end of the line"])
+def test_a_full_disk_leaves_the_former_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    write_run(tmp_path)
+    file = tmp_path / "journal.md"
+    file.write_text(words)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # an entry has more bytes
+    try:
+        status = main(["runs", f"runs_dir={tmp_path}", f"journal={file}"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert status == 2
+    assert "journal.md cannot be written: File too large" in capsys.readouterr().err
+    assert file.read_text() == words
+    assert journal_of(tmp_path).count("\n## ") == 1
+
+
+HOSTILE = "x`\n\n## Fake \n* [a](b) *c* ~~d~~\n\n<script>e</script>\n```\n---\n| f |\n|-|\n\ud800\u2028\r# g"
+
+
+def with_hostile_texts(file: Path, read: Any) -> None:
+    """Replace each text in a file of JSON by a hostile one, as far as the file can be read after it."""
+    values, unicode = json.loads(file.read_text()), HOSTILE.replace("\ud800", "")
+
+    def visit(node: Any) -> None:
+        for key, value in [*(node.items() if isinstance(node, dict) else enumerate(node))]:
+            if isinstance(value, dict | list):
+                visit(value)
+            for text in (HOSTILE, unicode, " ".join(unicode.split())) if isinstance(value, str) else ():
+                node[key] = text
+                file.write_text(json.dumps(values))
+                try:
+                    read(file.parent)
+                    break
+                except ConfigError:
+                    node[key] = value
+        file.write_text(json.dumps(values))
+
+    visit(values)
+
+
+def test_no_text_of_a_record_is_markdown_or_html_in_the_journal(tmp_path: Path) -> None:
+    runs_dir, name = tmp_path / "runs", HOSTILE.replace("/", "").replace("\ud800", "\udcff")
+    git = dict.fromkeys(("ref", "commit", "tree", "base_commit", "branch", "problem"), "x") | {"dirty": True}
+    for seed, config in enumerate(({"note": "x"}, {"note": "x", "baseline": "x"}, {}), start=1):
+        sweep = {"id": name, "dir": "x", "job": 1} if seed == 3 else None
+        run_dir = write_run(runs_dir, seed, config=config, error="x", git=git, sweep=sweep)
+        with_hostile_texts(run_dir / paths.RECORD, load_run)
+        with_hostile_texts(run_dir / paths.CONFIG, load_run)
+        if sweep:  # which is found by its id
+            values = json.loads((run_dir / paths.RECORD).read_text())
+            (run_dir / paths.RECORD).write_text(json.dumps(values | {"sweep": sweep}))
+        run_dir.rename(run_dir.with_name(f"{seed}{name}"))
+    folder = runs_dir / paths.SWEEPS / name
+    folder.mkdir(parents=True)
+    job = {"job": 1, "overrides": ["x"], "status": "x", "run_dir": f"../../ppo-Thing/3{name}"}
+    index = {"id": "x", "words": ["x", "x"], "num_jobs": 1, "commands": [["x"]], "start_time": "x"}
+    index |= {"versions": {}, "snapshot": {}, "status": "x"}
+    (folder / paths.SWEEP_INDEX).write_text(json.dumps(index))
+    (folder / "job_1.json").write_text(json.dumps(job | {"run_dir": None}))
+    with_hostile_texts(folder / "job_1.json", lambda _: SweepRecord.read(folder))
+    values = json.loads((folder / "job_1.json").read_text())
+    (folder / "job_1.json").write_text(json.dumps(values | {"run_dir": job["run_dir"]}))
+    with_hostile_texts(folder / paths.SWEEP_INDEX, SweepRecord.read)
+    file = tmp_path / "journal.md"
+    assert main(["runs", f"runs_dir={runs_dir}", f"journal={file}"]) == 0
+    text = file.read_text()
+    lines = text.removeprefix(
+        "# Journal\n\nOne entry per run or sweep. Write wherever you like.\n"
+    ).splitlines()
+    ours = re.compile(r"## x\\` .* · |\* \*\*(Why|Changed|Result)\*\* |\* \[|$")
+    assert [line for line in lines if not ours.match(line)] == []
+    tokens = MarkdownIt().enable(["table", "strikethrough"]).parse(text)
+    parts = [part for token in tokens for part in (token, *(token.children or ()))]
+    assert [part.tag for part in parts if part.type == "heading_open"] == ["h1", "h2", "h2", "h2"]
+    assert {part.tag for part in parts} <= {"", "h1", "h2", "p", "ul", "li", "strong", "a"}
+    assert {part.content for part in parts if part.type.startswith("html")} == set()
+    links = [str(part.attrs["href"]) for part in parts if part.type == "link_open"]
+    assert len(links) == 4
+    assert all((tmp_path / os.fsdecode(unquote_to_bytes(link))).exists() for link in links)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "", "../.."])
+def test_a_sweep_that_no_folder_can_have_leaves_a_run_its_own_entry(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path, 1, sweep={"id": name, "dir": "x", "job": 1})
+    run_dir = write_run(tmp_path, 2, sweep={"id": "a", "dir": "x", "job": 1})
+    folder = tmp_path / paths.SWEEPS / "a"
+    folder.mkdir(parents=True)
+    index = {"id": "a", "words": [], "num_jobs": 2, "commands": [[]], "start_time": "x", "versions": {}}
+    (folder / paths.SWEEP_INDEX).write_text(json.dumps(index | {"snapshot": {}, "status": "finished"}))
+    for number, place in enumerate((name, str(run_dir)), start=1):
+        job = {"job": number, "overrides": [], "status": "finished", "run_dir": place}
+        (folder / f"job_{number}.json").write_text(json.dumps(job))
+    text = journal_of(tmp_path)
+    assert re.findall(r"seed 1 · finished|2 finished; ppo on Thing", text) == [
+        "seed 1 · finished",
+        "2 finished; ppo on Thing",
+    ]
 
 
 @pytest.mark.long
