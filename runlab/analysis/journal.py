@@ -123,7 +123,7 @@ class Journal:
             yield f"* **Why** {_plain(note)}"
         try:
             if baseline:
-                other = load_run(find_run(str(baseline), self.runs_dir, "baseline"))
+                other = load_run(find_run(escaped(str(baseline)), self.runs_dir, "baseline"))
             else:  # folders are named by the time of their start
                 dirs = {path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")} - set(itself)
                 earlier = [path for path in dirs if path.name < run.dir.name]

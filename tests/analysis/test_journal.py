@@ -211,6 +211,12 @@ def test_a_sweep_that_no_folder_can_have_leaves_a_run_its_own_entry(tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("baseline", ["~a\0b", "x" * 300, 5, ["x"]])
+def test_a_baseline_that_names_no_run_is_said_to_be_unknown(tmp_path: Path, baseline: Any) -> None:
+    write_run(tmp_path, config={"baseline": baseline})
+    assert "* **Changed** unknown: baseline=" in journal_of(tmp_path)
+
+
 @pytest.mark.long
 def test_recorded_runs_and_sweeps_have_an_entry_each(fork: Path, tmp_path: Path) -> None:
     for words in (["seed=1"], ["seed=1,2", "algo.gamma=0.98"]):
