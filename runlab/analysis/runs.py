@@ -110,9 +110,9 @@ def cell(run: Run, name: str) -> str:
     if value is None:
         return NOTHING
     if name == "started":
-        return str(value)[:16].replace("T", " ")
+        return single_line(str(value)[:16].replace("T", " "))
     if name == "commit":
-        return f"{value}{'*' if run.record.git.dirty else ''}"
+        return single_line(f"{value}{'*' if run.record.git.dirty else ''}")
     if isinstance(value, float):
         # Enough digits to compare returns, and no powers of ten below a million.
         return f"{value:.1f}" if 1000 <= abs(value) < 1e6 else f"{value:.5g}"

@@ -172,8 +172,9 @@ def new_folder(text: str) -> Path:
 def file(text: str) -> Path:
     """The kind of a file to write to, in an existing folder."""
     path = folder(str(Path(text).parent)) / Path(text).name
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError("expected a file in a folder that is there")
+    with in_a_line("cannot be written"):  # such as a name that is too long
+        if path.is_dir() or not path.parent.is_dir():
+            raise ConfigError("expected a file in a folder that is there")
     return path
 
 
