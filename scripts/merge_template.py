@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rename import OF_TEMPLATE, ROOT, current_name, git
+from rename import ROOT, current_name, git
 
 from runlab.config.command_args import argument, exit_status, parse
 from runlab.errors import ConfigError
@@ -30,7 +30,7 @@ class Args:
 
 def renamed(commit: str, name: str) -> str:
     """A commit with the files of `commit` of the template as `make rename` leaves them."""
-    keep = "true" if (ROOT / OF_TEMPLATE[0]).exists() else "false"
+    keep = "true" if (ROOT / "results/table.py").exists() else "false"  # not of a results/ of the fork's own
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         git(ROOT, "worktree", "add", "--detach", str(copy), commit)
@@ -46,7 +46,7 @@ def renamed(commit: str, name: str) -> str:
 
 
 def main() -> int:
-    """Merge and commit; 1 if files conflict. Raises ConfigError before anything is changed."""
+    """Merge and commit; 1 if that is left to the user. Raises ConfigError before anything is changed."""
     version, name = parse(sys.argv[1:], Args).version, current_name(ROOT)
     if git(ROOT, "status", "--porcelain", "--untracked-files=no"):
         raise ConfigError("Commit your work first, to have a way back.")
@@ -62,11 +62,12 @@ def main() -> int:
     if status > 1:
         return 2
     git(ROOT, "update-ref", "MERGE_HEAD", theirs)
+    commit = ["git", "commit", "--quiet", "-m", f"Merge {version} of the template"]
     if status:
         print("Resolve the conflicts and commit, or take all of it back with 'git merge --abort'.")
-        return 1
-    git(ROOT, "commit", "-m", f"Merge {version} of the template")
-    return 0
+    elif status := subprocess.run(commit, cwd=ROOT, check=False).returncode:  # of a hook, for example
+        print("The merge is ready: commit it, or take all of it back with 'git merge --abort'.")
+    return min(status, 1)
 
 
 if __name__ == "__main__":

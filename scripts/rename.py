@@ -84,7 +84,7 @@ def check_name(root: Path, old: str, new: str) -> None:
     if any(Path(place).is_relative_to(installed) for place in places):
         raise ConfigError(f"name={new} would hide the installed package '{new}'.")
     words = (path for place in (old, "runlab", "conf", "tests") for path in (root / place).rglob("*"))
-    code = (path.read_text(encoding="utf-8") for path in words if path.suffix in (".py", ".yaml"))
+    code = (path.read_text("utf-8", "replace") for path in words if path.suffix in (".py", ".yaml"))
     if any(re.search(rf"\b{new}\b", text) for text in code):
         raise ConfigError(
             f"name={new} is a word of the code, which a later renaming could not tell from the name."
@@ -140,8 +140,8 @@ def begin(root: Path, old: str, new: str, keep: bool) -> None:
             text = f"{link[1]} of the template" if "/" in link[1] else link[1]
             return link[0] if (folder / link[2]).exists() else text
 
-        text = MARKED.sub("", page.read_text(encoding="utf-8"))
-        page.write_text(LINK.sub(present, text), encoding="utf-8")
+        text = MARKED.sub("", page.read_text("utf-8", "surrogateescape"))  # also bytes of a user's page
+        page.write_text(LINK.sub(present, text), "utf-8", "surrogateescape")
 
 
 def tidy(root: Path, rewritten: list[Path]) -> None:

@@ -15,6 +15,7 @@ from conftest import NAME, ROOT, copy_project, git, run, run_train, small
 
 NEW = f"{NAME}_renamed"  # a fork runs these tests too, and was hardly given a name with this end
 OWN = '"""A module without a mention."""\nimport sys, os\n'  # in a form of its own
+LATIN = b"# -*- coding: latin-1 -*- \xe9\n"  # not UTF-8
 SHORT = small(
     "ppo", "total_env_steps=128", "checkpoint_every=64", "eval_every=0", "video_every=0", "logger=none"
 )
@@ -62,6 +63,7 @@ def commit(folder: Path, message: str, **changes: tuple[str, str]) -> None:
     """Commit replacements of text in files; a file that does not exist is written."""
     for name, (before, after) in changes.items():
         path = folder / name
+        path.parent.mkdir(exist_ok=True)
         text = path.read_text() if path.exists() else before
         assert before in text, (name, before)
         path.write_text(text.replace(before, after, 1))
@@ -91,6 +93,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (copy / "picture").write_bytes(f"{NAME} \xff\0".encode("latin1"))
     (copy / "link").symlink_to("Makefile")
     (copy / "own.py").write_text(OWN)
+    for name in ("tests/latin.py", "docs/latin.md"):
+        (copy / name).write_bytes(LATIN)
     commit(copy, "files of a user")
     return copy
 
@@ -127,6 +131,7 @@ def test_a_renamed_fork_works_and_can_be_renamed_again(clone: Path) -> None:
     assert (clone / "picture").read_bytes() == f"{NAME} \xff\0".encode("latin1")
     assert (clone / "LICENSE").read_text() == licence
     assert (clone / "own.py").read_text() == OWN
+    assert [(clone / name).read_bytes() for name in ("tests/latin.py", "docs/latin.md")] == [LATIN, LATIN]
     git(clone, "add", "-A")
     changed = git(clone, "diff", "--cached", "-M", "--diff-filter=d", "--name-only", "HEAD").split()
     assert len({*changed} - {"own.md"}) <= MOST_FILES
@@ -255,6 +260,7 @@ def test_later_pages_results_and_names_of_the_template_merge_too(tmp_path: Path)
     own = {
         "README.md": ("One sentence to fill in", "It asks little"),
         "conf/algo/ppo.yaml": ("gae_lambda: 0.95", "gae_lambda: 0.9"),
+        "results/own.md": ("ours", "ours"),  # in a folder that the template has too
     }
     commit(fork, "pages and defaults of our own", **own)
     new = f"from {NAME}.learning.networks import mlp\n\nprint(mlp)\n"
@@ -279,11 +285,22 @@ def test_later_pages_results_and_names_of_the_template_merge_too(tmp_path: Path)
     assert (fork / NEW / "learning/third.py").is_file()
     readme = (fork / "README.md").read_text()
     assert ("It asks little" in readme, "third" in readme) == (True, False)
-    assert not any((fork / name).exists() for name in (NAME, *OF_TEMPLATE))
+    assert not any((fork / name).exists() for name in (NAME, *OF_TEMPLATE[1:]))
+    assert [path.name for path in (fork / "results").iterdir()] == ["own.md"]
     assert git(fork, "status", "--porcelain") == ""
     assert "already" in call(fork, MERGE).stdout
+    # A hook that refuses the commit is heard.
+    commit(template, "fourth", fourth=("new", "new"))
+    hook = fork / ".git/hooks/pre-commit"
+    hook.write_text("#!/bin/sh\necho why >&2\nexit 1\n")
+    hook.chmod(0o755)
+    done = call(fork, MERGE)
+    assert (done.returncode, "why\n" in done.stderr, "is ready" in done.stdout) == (1, True, True)
+    hook.unlink()
+    git(fork, "commit", "-q", "-m", "the fourth version")
+    assert "already" in call(fork, MERGE).stdout
     # A line that both change is the only one to settle.
-    commit(template, "fourth", **{"conf/algo/ppo.yaml": ("gae_lambda: 0.95", "gae_lambda: 0.8")})
+    commit(template, "fifth", **{"conf/algo/ppo.yaml": ("gae_lambda: 0.95", "gae_lambda: 0.8")})
     assert conflicts(fork, MERGE) == ["conf/algo/ppo.yaml"]
     git(fork, "merge", "--abort")
     assert git(fork, "status", "--porcelain") == ""
