@@ -40,7 +40,8 @@ def call(folder: Path, number: int) -> subprocess.CompletedProcess[str]:
     """Run a block of docs/forks.md in one shell, with other names for the template and the fork."""
     block = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/forks.md").read_text(), re.DOTALL)[number]
     script = block.replace("https://example.org/template.git", "template")
-    script = script.replace("make rename", "$PYTHON scripts/rename.py").replace(".venv/bin/python", "$PYTHON")
+    script = script.replace("make rename", "$PYTHON scripts/rename.py")
+    script = re.sub(r"\S*\.venv/bin/python", "$PYTHON", script)
     script = re.sub(r"\bmy_\w+", NEW, script)
     variables: Any = {
         f"GIT_{role}_{key}": "x@y" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")
@@ -48,7 +49,8 @@ def call(folder: Path, number: int) -> subprocess.CompletedProcess[str]:
     return run(folder, "sh", "-e", "-c", script, PYTHON=sys.executable, **variables)
 
 
-BEGIN, PLAIN, MERGE = range(3)  # blocks of the page
+BEGIN, PLAIN, MERGE, BEFORE = range(4)  # blocks of the page
+ONE_PACKAGE = "a4feccafbb"  # a commit whose package has the machinery in it
 
 
 def renamed(folder: Path) -> Path:
@@ -304,3 +306,45 @@ def test_later_pages_results_and_names_of_the_template_merge_too(tmp_path: Path)
     assert conflicts(fork, MERGE) == ["conf/algo/ppo.yaml"]
     git(fork, "merge", "--abort")
     assert git(fork, "status", "--porcelain") == ""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (ROOT / "scripts/fork").is_dir(), reason="this is a fork, which has begun")
+def test_a_fork_of_the_layout_before_takes_over_this_version(tmp_path: Path) -> None:
+    """It has changed an algorithm, a default and the table, and added an algorithm and a sink."""
+    try:
+        git(ROOT, "cat-file", "-e", f"{ONE_PACKAGE}^{{commit}}")
+    except subprocess.CalledProcessError:
+        pytest.skip("the history of this repository is not all here")
+    template, fork = tmp_path / "template", tmp_path / NEW
+    git(tmp_path, "clone", "-q", str(ROOT), "template")
+    git(template, "checkout", "-q", "-B", "main", ONE_PACKAGE)
+    assert call(tmp_path, BEGIN).returncode == 0
+    git(fork, "branch", "renamed")
+    table, sink = f"{NEW}/config/algorithms.py", "sinks/own.py"
+    own = {
+        f"{NEW}/algos/ppo.py": ("config.vf_coef * value_loss", "0.5 * config.vf_coef * value_loss"),
+        "conf/algo/ppo.yaml": ("gae_lambda: 0.95", "gae_lambda: 0.9"),
+        table: ("from __future__", "# Ours.\nfrom __future__"),
+        f"{NEW}/run/lines.py": ("from __future__", "# Ours.\nfrom __future__"),
+        f"{NEW}/algos/own.py": ("SIZE = 64\n", "SIZE = 64\n"),
+        f"{NEW}/run/{sink}": ("SIZE = 64\n", "SIZE = 64\n"),
+    }
+    commit(fork, "own work", **own)
+    git(template, "rm", "-rq", ".")
+    copy_project(template)
+    assert {*conflicts(fork, BEFORE)} == {table, f"runlab/run/{sink}"}
+    git(fork, "rm", "-q", table)
+    commit(fork, "merge")
+    folders = {Path(name).parts[1] for name in git(fork, "ls-files", f"{NEW}/*/*").split()}
+    assert folders == {"algos", "learning"}
+    for name in (f"{NEW}/algos/ppo.py", "conf/algo/ppo.yaml"):
+        assert own[name][1] in (fork / name).read_text()
+    assert "# Ours." in (fork / "runlab/run/files.py").read_text()
+    assert command(fork, "help").startswith("usage: python -m runlab COMMAND")
+    # Later versions are merged as in every fork.
+    commit(template, "later", **{"runlab/engine.py": ("from __future__", "# Later.\nfrom __future__")})
+    assert conflicts(fork, PLAIN) == []
+    commit(template, "pages", **{"README.md": ("# ", "# Later ")})
+    assert conflicts(fork, MERGE) == []
+    assert "already" in call(fork, MERGE).stdout

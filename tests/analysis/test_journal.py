@@ -107,7 +107,7 @@ def test_a_journal_that_cannot_be_written_costs_a_line(
     os.mkfifo(tmp_path / "pipe")
     assert main(["runs", f"runs_dir={tmp_path}", f"journal={tmp_path / place}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: journal={tmp_path}")
+    assert line.startswith("error: journal=/")
     assert any(text in line for text in ("expected a file", "text.md is no folder", "File name too long"))
 
 
