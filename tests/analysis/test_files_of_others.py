@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import RecordedRun, write_run
+from conftest import RecordedRun, git, write_run
 
 from runlab.__main__ import main
 from runlab.launch import resume
 from runlab.run import paths
+from runlab.run.git import changes
+from runlab.run.git.snapshot import GitRecord
 
 DEEP: Any = "x"
 for _ in range(300):
@@ -48,6 +50,12 @@ FACTS: dict[str, Any] = {
     "error": "no luck",
     "git": {"tree": "a" * 40, "dirty": True, "skipped": [{"path": "a", "reason": "b", "bytes": 5}]},
 }
+
+PROJECTS = ["", ".x", "/..y", "..", "x/y", "a b.c", "\\u0000x.y", "²x.y", f"{'x' * 2000}.y", "\\ud800.y"]
+SETTINGS = [f'[tool.runlab]\nproject = "{name}"\n' for name in PROJECTS]
+SETTINGS += ["[tool.runlab]\nproject = 5\n", "[tool.runlab]\nother = 1\n[more]\nproject = 'x.y'\n"]
+SETTINGS += [f"a = {'[' * 50_000}", f"{'a.' * 45_000}a = 1", "\x00\u202e", "[tool", "tool = 5"]
+SETTINGS += [f"[tool.runlab]\nproject = 'x.y'\n{'#' * 1_000_000}"]
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -123,6 +131,28 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
         check(capsys, "stats", shows="return")
         check(capsys, "report", shows="written")
         check(capsys, "compare", "a=run-1", f"b={file.parent}")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_settings_of_any_kind_in_the_code_of_a_run_hide_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    """They declare no package."""
+    for module in ("experiments", "commands.diff"):
+        monkeypatch.setattr(f"runlab.analysis.{module}.PROJECT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "-q")
+    for seed, text in enumerate(("[tool.runlab]\nproject = 'own.project'\n", SETTINGS[number]), start=1):
+        Path("pyproject.toml").write_text(text)
+        git(tmp_path, "add", "pyproject.toml")
+        side = GitRecord(tree=git(tmp_path, "write-tree").strip())
+        write_run(Path("runs"), seed, git={"tree": side.tree}, used={"files": ["own/x.py", "x.py"]})
+    code = changes.code_contents(tmp_path, side)
+    assert code is not None
+    assert (code.package, [*code.contents]) == ("", ["pyproject.toml"])
+    check(capsys, "stats", shows="return")
+    check(capsys, "diff", "a=run-1", "b=run-2", "code=full", shows="pyproject.toml")
 
 
 @pytest.mark.long

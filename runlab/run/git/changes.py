@@ -9,7 +9,6 @@ trees have the same name or the run was made from a commit without changes.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -26,6 +25,8 @@ _NO_ENDED, _NO_CODE = (
     [f":(top,exclude,glob).*/run/{name}" for name in names] for names in (ENDED, (CONFIG, *ENDED))
 )
 _NAME = re.compile("[0-9a-f]{40,64}")  # of a commit or a tree
+_PACKAGE = re.compile(r"""(?m)^project[ \t]*=[ \t]*["'](\w{1,100})["'.]""")  # in the table [tool.runlab]
+_MOST_SETTINGS = 100_000  # bytes of a pyproject.toml that is read
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
 
 
@@ -145,10 +146,18 @@ def _without_renamed(project: Path, a: GitRecord, b: GitRecord, names: list[str]
 
 
 def _package(git: Git, tree: str) -> str:
-    """The folder of the project's package in a tree, with a slash; empty where none is declared."""
-    with suppress(GitError, ValueError, LookupError, TypeError, AttributeError):
-        settings = tomllib.loads(as_text(git("cat-file", "blob", f"{tree}:{git.prefix}pyproject.toml")))
-        return f"{git.prefix}{settings['tool']['runlab']['project'].partition('.')[0]}/"
+    """The folder of the project's package in a tree, with a slash; empty where none is declared.
+
+    The tree may be a stranger's: a parser of TOML would take long for some files, and fail in many ways.
+    """
+    file = f"{tree}:{git.prefix}pyproject.toml"
+    with suppress(GitError):
+        if int(git.line("cat-file", "-s", file)) <= _MOST_SETTINGS:
+            text = as_text(git("cat-file", "blob", file))
+            table = f"\n{text}".partition("\n[tool.runlab]")[2].partition("\n[")[0]
+            declared = _PACKAGE.search(table)
+            if declared and declared[1].isidentifier():
+                return f"{git.prefix}{declared[1]}/"
     return ""
 
 

@@ -478,7 +478,7 @@ def test_a_file_of_the_project_is_the_same_under_another_name_of_its_package(rep
             path = project / package / f"{name}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        settings = f'[tool.runlab]\nproject = "{package}.project"\n'
+        settings = f'[tool.own]\nproject = "x.y"\n\n[tool.runlab]\nproject = "{package}.project"\n'
         (project / "pyproject.toml").write_text(settings)
         return take_snapshot(project)
 
