@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from runlab.analysis import published as targets
-from runlab.analysis import stats
+from runlab.analysis import published, stats
 from runlab.analysis.differences import resumed_with
 from runlab.analysis.runs import Run, check_name, experiment_of, single_line, text_of
 from runlab.analysis.stats import Interval
@@ -101,7 +100,7 @@ class Experiment:
     def summary(self) -> str:
         """The IQM of the returns with its interval; below five seeds the returns, which say more."""
         if len(self.counted) < stats.FEW:
-            return ", ".join(map(targets.show, self.returns))
+            return ", ".join(map(published.show, self.returns))
         return str(self.interval())
 
     @property
@@ -113,12 +112,12 @@ class Experiment:
         return f"{self}: return {self.summary} {few if seeds < stats.FEW else many}"
 
     @property
-    def standing(self) -> targets.Standing | None:
+    def standing(self) -> published.Standing | None:
         """The standing of the mean return of evaluations among published returns."""
         if not self.counted or self.score != "eval/return":
             return None
         mean = sum(self.returns) / len(self.returns)
-        return targets.standing_of(self.counted[0].config, self.steps, mean)
+        return published.standing_of(self.counted[0].config, self.steps, mean)
 
     @cached_property
     def curve(self) -> list[tuple[int, Interval]]:
