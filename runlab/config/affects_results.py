@@ -8,12 +8,10 @@ number. Files of `conf/` do not count, because the resolved configuration is com
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 
-from runlab.config.algorithms import Entry
 from runlab.config.project import ALGORITHMS, project
 
 _PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
@@ -152,17 +150,17 @@ def _may_be_opened(path: str, packages: Collection[str]) -> bool:
 def modules_of_others(algo: str) -> set[str]:
     """The modules that declare other algorithms of the project, which every run imports for the table.
 
-    They count only if the code of a run names them: their configuration may be inherited.
+    They count only if the code of a run names them: their configuration may be inherited. The code of an
+    installed package is not in the repository, so of an algorithm that is there all modules count.
     """
-    name, own = project().__name__, ALGORITHMS[algo]
-    package = name.partition(".")[0] + "."
-    modules = {each: module for each, module in [*sys.modules.items()] if each.startswith(package)}
-    entries = {each: [*_entries(module)] for each, module in modules.items() if each != name}
-    return {each for each, declared in entries.items() if declared and own not in declared}
-
-
-def _entries(module: ModuleType) -> Iterator[Entry]:
-    return (value for value in vars(module).values() if isinstance(value, Entry))
+    own, table, package = ALGORITHMS[algo], project().ALGORITHMS, project().__name__.partition(".")[0] + "."
+    if algo not in table or not own.implementation.startswith(package):
+        return set()
+    modules = [(name, module) for name, module in [*sys.modules.items()] if name.startswith(package)]
+    entries = {name: vars(module).get("ENTRY") for name, module in modules}
+    others = [each for each in table.values() if each is not own]
+    inherited = {each.__module__ for each in own.config.mro()}
+    return {name for name, entry in entries.items() if any(entry is each for each in others)} - inherited
 
 
 def is_prose(name: str) -> bool:

@@ -123,7 +123,9 @@ class CodeWatch:
                 outside[masked(file.relative_to(self._top).as_posix())] = file
         self.places = outside
         with _unheard():
-            files -= {path for path, name in declared.items() if not self._named(name, files - {path})}
+            files -= declared.keys()
+            while named := {path for path in declared.keys() - files if self._named(declared[path], files)}:
+                files |= named
             return UsedCode(files=sorted(files), outside=_digests(outside))
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 import sysconfig
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from conftest import NAME, copy_project, git, record, run, small
 from runlab.analysis import experiments
 from runlab.analysis.experiments import find_experiments
 from runlab.analysis.runs import load_runs
-from runlab.config.affects_results import code_rule
+from runlab.config.affects_results import code_rule, modules_of_others
+from runlab.config.project import ALGORITHMS, project
 from runlab.errors import ConfigError
 from runlab.run import paths
 from runlab.run.continuation import Continuation, check_changes, check_used
@@ -105,6 +107,29 @@ def test_a_module_that_only_declares_another_algorithm_is_code_if_code_names_it(
     write(repo / "env.py", text="from own_config import LIMIT\n")
     assert looked.used(imported).files == ["env.py", "own_config.py"]
     assert watch(repo).used(imported).files == ["env.py", "other_config.py", "own_config.py"]
+    write(repo / "env.py")
+    write(repo / "other_config.py", text="from own_config import ENTRY\n")  # of an algorithm that is not used
+    assert looked.used(imported).files == ["env.py"]
+
+
+def test_the_configuration_that_an_algorithm_inherits_is_code_of_its_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the class is of an installed package, in which nobody looks for names."""
+    ppo, package = ALGORITHMS["ppo"], f"{NAME}.algos"
+    others = {f"{package}.{name}_config" for name in project().ALGORITHMS if name != "ppo"}
+    variant = types.ModuleType(f"{package}.variant_config")
+    entry = replace(ppo, implementation=f"{package}.variant:Variant")
+    variant.__dict__.update(BASE=ppo, ENTRY=entry)
+    monkeypatch.setitem(sys.modules, variant.__name__, variant)
+    for table in (ALGORITHMS, project().ALGORITHMS):
+        monkeypatch.setitem(table, "variant", entry)
+    assert modules_of_others("ppo") == others | {variant.__name__}
+    assert modules_of_others("variant") == others
+    for table, name in ((ALGORITHMS, "brought"), (project().ALGORITHMS, "outside")):
+        monkeypatch.setitem(table, name, replace(ppo, implementation="own_package.own:Own"))
+        monkeypatch.setitem(ALGORITHMS, name, table[name])
+        assert modules_of_others(name) == set()
 
 
 def test_other_code_outside_has_another_digest(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
