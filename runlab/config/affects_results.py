@@ -49,6 +49,11 @@ _IDLE_MACHINERY = (
     "__init__.py",
 )
 _MACHINERY = "runlab"
+# Machinery in the one package of earlier versions, which did not record the files that a run uses.
+_IDLE_FORMERLY = (
+    *("analysis", "launch", "rerun", "run", "__main__.py"),
+    *("config/affects_results.py", "config/cli", "config/command_args.py", "config/secrets.py"),
+)
 _WATCH = "/run/used_code.py"  # lists the files of a run, itself among them
 # The process of a run loads none of these files. Versions of packages are read from the installation.
 _IDLE_PATHS = (
@@ -119,7 +124,7 @@ def code_rule(*used: Collection[str] | None) -> Callable[[str], bool]:
     if not used or None in used:
         # Such runs are of versions whose one package had the name that the project's package has now.
         before = project().__name__.partition(".")[0]
-        former = (f"{before}/analysis", f"{before}/rerun")
+        former = [f"{before}/{name}" for name in _IDLE_FORMERLY]
         return lambda path: _is_code_by_name(path) and not _is_below(path, former)
     files = {file for each in used for file in each or ()}
     packages = {path.rpartition("/")[0] for path in files if path.endswith("/__init__.py")}

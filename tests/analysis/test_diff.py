@@ -256,12 +256,9 @@ def test_machinery_of_before_changes_no_result_where_it_was() -> None:
         map(code_rule([name for name in used if "used_code" not in name]), used[:4])
     )  # of an own package
     by_name = code_rule(None)
-    assert [by_name(f"{NAME}/{name}") for name in ("analysis/x.py", "rerun/x.py", "run/x.py")] == [
-        False,
-        False,
-        True,
-    ]
-    assert by_name("other/analysis/x.py")
+    former = ("analysis/x.py", "rerun/x.py", "run/x.py", "launch/x.py", "config/secrets.py", "__main__.py")
+    assert not any(by_name(f"{NAME}/{name}") for name in former)
+    assert all(map(by_name, (f"{NAME}/train.py", f"{NAME}/signals.py", "other/analysis/x.py")))
 
 
 def test_code_that_no_run_used_is_no_difference_and_code_outside_of_the_repository_is_one() -> None:
