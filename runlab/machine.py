@@ -28,7 +28,8 @@ CPU_FLAGS = (
 _CGROUPS = Path("/sys/fs/cgroup")  # version 2
 # Libraries add folders later: torch's compiler loads setuptools, which adds the packages that it brings.
 _IMPORT_PATH = (*sys.path,)
-COMPILER = "c++ compiler"  # its name among the versions of packages
+# Names among the versions of packages: the compiler, and the project, whose own name a renaming changes.
+COMPILER, PROJECT_VERSION = "c++ compiler", "runlab project"
 # Facts of /proc/cpuinfo by which a C++ compiler chooses instructions: of x86, and of ARM.
 _CPU_MODEL = (
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
@@ -67,7 +68,8 @@ def machine_facts() -> dict[str, Any]:
 def package_versions(compiles: bool = False) -> dict[str, str]:
     """Versions of installed distributions by normalised name, and of this package.
 
-    Of two versions of a distribution it is the one that Python imports.
+    Of two versions of a distribution it is the one that Python imports. A distribution that declares a
+    project (config/project.py) is under `PROJECT_VERSION`.
 
     They are those at the start of the process, and do not depend on what it has imported.
 
@@ -78,6 +80,8 @@ def package_versions(compiles: bool = False) -> dict[str, str]:
     for entry in _IMPORT_PATH:
         for folder in Path(entry or ".").glob("*.dist-info"):
             name, _, version = folder.stem.partition("-")
+            if "[runlab.project]" in (_text(folder / "entry_points.txt") or ""):
+                name, version = PROJECT_VERSION, f"{name} {version}"
             versions.setdefault(name.replace("_", "-").replace(".", "-").lower(), version)
     return dict(sorted(versions.items()))
 

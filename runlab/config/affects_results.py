@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from runlab.config.project import ALGORITHMS, project
+from runlab.machine import PROJECT_VERSION
 
 _PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 
@@ -92,8 +93,8 @@ _IDLE_PACKAGES = {
     *("pre-commit", "cfgv", "identify", "nodeenv", "virtualenv", "distlib", "python-discovery"),
     *("pip", "pip-tools", "build", "pyproject-hooks", "setuptools", "wheel"),
     *("hatchling", "tomlkit", "trove-classifiers", "pyte", "wcwidth"),
-    # its code is compared, not its number
-    "runlab",
+    # their code is compared, not their numbers
+    *("runlab", PROJECT_VERSION),
 }
 # Packages that compute in every run: installing or removing one is a difference as well. Unchanged code does
 # not load any other package that was installed later.
@@ -112,7 +113,7 @@ def fact_affects_results(name: str) -> bool:
 
 def package_affects_results(name: str) -> bool:
     """True if another version of this package, by its normalised name, may change results."""
-    own = project().__name__.partition(".")[0].replace("_", "-")  # its code is compared, not its number
+    own = project().__name__.partition(".")[0].replace("_", "-")  # a former run has the project by its name
     return name not in (*_IDLE_PACKAGES, own) and not name.startswith("opentelemetry-")
 
 

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from runlab.config.affects_results import (
     BOOKKEEPING_KEYS,
+    COMPUTING_PACKAGES,
     EXECUTION_KEYS,
     code_rule,
     package_affects_results,
@@ -202,7 +203,8 @@ def check_changes(
     libraries = [
         f"{package} {version} -> {present.get(package)}"
         for package, version in versions.items()
-        if package_affects_results(package) and version != present.get(package)
+        if package_affects_results(package)
+        and version != present.get(package, None if package in COMPUTING_PACKAGES else version)
     ]
     changes = {"code": [*files, *_changed_outside(used, now)], "libraries": libraries}
     changed = {what: names for what, names in changes.items() if names}

@@ -273,6 +273,26 @@ def test_packages_that_a_library_brings_along_are_no_change(
     assert "torch" in before
 
 
+def test_the_project_is_compared_by_no_name_and_what_is_gone_only_if_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make rename` changes the name; another version of the project is no difference."""
+    for name, points in (
+        ("a_fork-0.1.0", "[runlab.project]\na = a.project\n"),
+        ("a_sink-1", "[runlab.sinks]\n"),
+    ):
+        (tmp_path / f"{name}.dist-info").mkdir()
+        (tmp_path / f"{name}.dist-info/entry_points.txt").write_text(points)
+    monkeypatch.setattr(machine, "_IMPORT_PATH", (str(tmp_path),))
+    versions = package_versions()
+    assert versions == {"runlab": versions["runlab"], "runlab project": "a_fork 0.1.0", "a-sink": "1"}
+    former = versions | {"runlab project": "zebra 0.2", "a-former-name": "0.1.0", "another-sink": "1"}
+    assert check_changes("it", GitRecord(), former, GitRecord(), accept=False) == {}
+    for package, change in (("a-sink", "2 -> 1"), ("torch", "2 -> None")):
+        with pytest.raises(ConfigError, match=f"it began with other libraries: {package} {change}"):
+            check_changes("it", GitRecord(), versions | {package: "2"}, GitRecord(), accept=False)
+
+
 def test_another_compiler_is_refused_unless_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled run would go on with other programs; other runs do not ask for a compiler."""
     monkeypatch.setattr(machine, "compiler_version", lambda: "g++ 14")
