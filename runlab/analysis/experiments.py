@@ -17,7 +17,7 @@ from runlab.analysis.stats import Interval
 from runlab.config.affects_results import code_rule, package_affects_results
 from runlab.config.project import project
 from runlab.config.texts import few
-from runlab.run.git.changes import Code, code_contents, code_digest
+from runlab.run.git.changes import CodeFiles, code_contents, code_digest
 from runlab.run.names import short_key
 from runlab.run.paths import PROJECT
 from runlab.run.used_code import files_of
@@ -176,7 +176,7 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     """
     if by is not None:
         check_name(runs, by, f"by={by}")
-    codes = dict[str, Code | None]()  # by the name of the code in records
+    codes = dict[str, CodeFiles | None]()  # by the name of the code in records
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
         values = experiment_of(run.config)
@@ -191,7 +191,7 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     ]
 
 
-def _by_code(runs: Sequence[Run], codes: dict[str, Code | None]) -> Iterator[list[Run]]:
+def _by_code(runs: Sequence[Run], codes: dict[str, CodeFiles | None]) -> Iterator[list[Run]]:
     """Runs with the same values, divided by the code that any of them used."""
     names = [f"{run.record.git.tree} {run.record.git.left_out()}" for run in runs]
     for run, name in zip(runs, names, strict=True):

@@ -30,7 +30,7 @@ _MOST_SETTINGS = 100_000  # bytes of a pyproject.toml that is read
 _EXACT = ("-r", "--ignore-submodules=none", "--no-ext-diff", "--no-textconv")
 
 
-class Code(NamedTuple):
+class CodeFiles(NamedTuple):
     """The files of a run's code.
 
     `contents` has the name of each content by path, and `package` is the folder of the project's package.
@@ -66,7 +66,7 @@ def text_between(project: Path, a: GitRecord, b: GitRecord) -> str | None:
     return _diff(project, a, b, "-p", "-M", "--color=never")
 
 
-def code_contents(project: Path, side: GitRecord) -> Code | None:
+def code_contents(project: Path, side: GitRecord) -> CodeFiles | None:
     """The files of a run's code; None: unknown."""
     try:
         with repository(project) as git:
@@ -79,7 +79,7 @@ def code_contents(project: Path, side: GitRecord) -> Code | None:
     pairs = (entry.partition(b"\t") for entry in entries)
     contents = {as_text(path): as_text(content) for content, _, path in pairs}
     left_out = {path: f"{contents.get(path)} {facts}" for path, facts in side.left_out().items()}
-    return Code(package, contents | left_out)
+    return CodeFiles(package, contents | left_out)
 
 
 def code_digest(contents: Mapping[str, str], counts: Callable[[str], bool]) -> str:
