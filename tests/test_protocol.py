@@ -23,7 +23,6 @@ from runlab.errors import ConfigError, RunError
 from runlab.interfaces import IterationResult, Probe
 from runlab.launch import worker
 from runlab.run import paths
-from runlab.run.job import resume_job
 from runlab.run.trace import check_state
 
 
@@ -266,9 +265,7 @@ def test_the_number_of_steps_is_kept_for_an_algorithm_that_has_it_under_another_
     use(monkeypatch, Counting)
     straight = train(configure, tmp_path / "straight")
     resumed = train(configure, tmp_path / "resumed", "total_env_steps=128")
-    job = resume_job(resumed, [], total_env_steps=320)
-    assert job is not None
-    assert worker.run(job) == 0
+    train(configure, resumed, resume=True)
     assert compare_runs(straight, resumed).verdict == IDENTICAL
 
 
@@ -286,9 +283,7 @@ def test_a_loop_that_ends_by_itself_leaves_a_run_that_resumes(
         run_dir = train(configure, tmp_path / "run")
     assert record(run_dir)["status"] == "interrupted"
     assert "the project's loop has ended after 64 steps by itself" in capfd.readouterr().err
-    job = resume_job(run_dir, [])
-    assert job is not None
-    assert worker.run(job) == 0
+    train(configure, run_dir, resume=True)
     assert record(run_dir)["status"] == "finished"
 
 
