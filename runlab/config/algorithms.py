@@ -1,4 +1,4 @@
-"""How an algorithm declares its hyperparameters (field helpers, `AlgoConfig`) and itself (`Entry`).
+"""Declaration of hyperparameters (field helpers, `AlgoConfig`) and of an algorithm (`Entry`).
 
 The table itself belongs to the project (config/project.py). The process that checks a command does not import
 torch, which takes a second. So an algorithm and its configuration are in two modules.
