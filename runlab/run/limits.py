@@ -17,7 +17,7 @@ from runlab.errors import ConfigError
 from runlab.interfaces import Algorithm
 
 _MOST_VALUES = 2_000_000
-_DEEPEST = 50
+DEEPEST = 50  # levels of a state
 _OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need
 _VIEWS = 8  # several tensors may be views of one storage
 
@@ -66,8 +66,8 @@ def _leaves(content: Any) -> Iterator[Any]:
             yield value
             continue
         count += len(parts)  # a part that is in several places counts each time
-        if depth == _DEEPEST or count > _MOST_VALUES:
-            raise Excess("is nested too deeply" if depth == _DEEPEST else "has too many values")
+        if depth == DEEPEST or count > _MOST_VALUES:
+            raise Excess("is nested too deeply" if depth == DEEPEST else "has too many values")
         waiting += ((part, depth + 1) for part in parts)
 
 

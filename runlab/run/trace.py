@@ -30,6 +30,7 @@ from runlab.errors import ConfigError, RunError
 from runlab.interfaces import Algorithm, IterationResult, Probe, replay_of
 from runlab.run import paths
 from runlab.run.files import LineFile
+from runlab.run.limits import DEEPEST
 from runlab.run.record import TraceFacts
 from runlab.run.validation import Line
 
@@ -39,7 +40,6 @@ NAMES = msgspec.json.Decoder(tuple[Literal["items"], Line, list[Line]])
 NO_PAST = "0" * 32  # chain before the first iteration
 RESET = "reset"  # this event happens once, and is recorded at every detail
 OWN_ENTRIES = {"foreign", "run"}  # of a checkpoint, beside the state of the algorithm
-_DEEPEST = 50  # levels of a state, as in run/limits.py
 START, END = "start", "end"  # names of entries at both ends of an iteration begin with these
 
 
@@ -70,7 +70,7 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
     `RunError` for a value that no checkpoint keeps: torch would write it, and refuse to read it.
     """
     kind = type(state)
-    if path.count("/") > _DEEPEST:
+    if path.count("/") > DEEPEST:
         raise RunError(f"{path[:80]}... in the algorithm's state_dict() is nested too deeply")
     if kind in (dict, OrderedDict):
         if odd := [key for key in state if type(key) not in (str, int)]:
@@ -87,12 +87,10 @@ def entries(state: Any, path: str) -> Iterator[tuple[str, Any]]:
 
         if kind is int and state.bit_length() > 63:  # numpy has no such number, and its generators have them
             state = str(state)
-        yield (
-            path,
-            np.frombuffer(state.encode(errors="surrogatepass"), np.uint8)
-            if isinstance(state, str)
-            else np.asarray(state),
-        )
+        if isinstance(state, str):
+            yield path, np.frombuffer(state.encode(errors="surrogatepass"), np.uint8)
+        else:
+            yield path, np.asarray(state)
     elif state is not None:
         raise RunError(
             f"{path} in the algorithm's state_dict() is a {kind.__module__}.{kind.__qualname__}, which a "
