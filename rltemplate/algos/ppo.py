@@ -39,7 +39,7 @@ from ..learning.algorithm import columns_mean, named
 from ..learning.distributions import Categorical, DiagGaussian
 from ..learning.networks import mlp
 from ..learning.normalize import RunningMeanStd, Scaling, normalize
-from ..learning.on_policy import OnPolicyAlgorithm, Rollout, RolloutStep, compute_gae, shuffled
+from ..learning.on_policy import Extras, OnPolicyAlgorithm, Rollout, RolloutStep, compute_gae, shuffled
 from ..learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from .ppo_config import PPOConfig
 
@@ -58,7 +58,7 @@ class ActorCritic(nn.Module):
         self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])
         self.log_std = nn.Parameter(torch.full((dist.size,), config.log_std_init)) if gaussian else None
 
-    def forward(self, obs: Tensor, *parts: str) -> tuple[Tensor, ...]:
+    def forward(self, obs: Tensor, extras: Extras, *parts: str) -> tuple[Tensor, ...]:
         """One tensor per part: "policy" distribution parameters (B, P), "value" scaled returns (B,)."""
         return tuple(self.policy(obs) if part == "policy" else self.critic(obs).squeeze(-1) for part in parts)
 
@@ -89,6 +89,7 @@ class Minibatch(NamedTuple):
     """The data of one update."""
 
     obs: Tensor  # (B, O) normalised
+    extras: Extras  # (B, ...) each
     action: Tensor  # (B, A)
     log_prob: Tensor  # (B,) under the policy that acted
     advantage: Tensor  # (B,)
@@ -133,6 +134,8 @@ class PPO(OnPolicyAlgorithm):
     config: PPOConfig
     state: PPOState
     dist: Categorical | DiagGaussian
+    # Parts of the network that the loss asks for; those after the second are further terms, weighted.
+    parts: tuple[str, ...] = ("policy", "value")
 
     def __init__(
         self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
@@ -140,14 +143,17 @@ class PPO(OnPolicyAlgorithm):
         super().__init__(envs, streams, total_env_steps, engine)
         self.config, codec = config, envs.codec
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
-        network = ActorCritic(config, codec.obs_size, self.dist, streams.torch("init"))
-        self.net = FlatModule(network.to(self.device))
+        self.net = FlatModule(self.network(streams.torch("init")).to(self.device))
         self.state = PPOState(
             net=AdamState.init(self.net.init_params),
             obs_norm=RunningMeanStd.empty(codec.obs_size, self.device),
             return_norm=RunningMeanStd.empty(1, self.device),
             running_return=torch.zeros(envs.num_envs, device=self.device),
         )
+
+    def network(self, rng: torch.Generator) -> nn.Module:
+        """A new network; a variant of PPO brings its own."""
+        return ActorCritic(self.config, self.envs.codec.obs_size, self.dist, rng)
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
@@ -180,19 +186,32 @@ class PPO(OnPolicyAlgorithm):
             ent_coef=self.scheduled(config.ent_coef, config.ent_coef_schedule),
         )
 
-    def policy_step(self, params: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> RolloutStep:
-        obs = normalize(obs, scaling, self.config.obs_clip)
-        (dist_params,) = self.net.apply(params, obs, "policy")
+    def policy_step(
+        self, params: Tensor, scaling: Scaling | None, obs: Tensor, memory: Extras, noise: Tensor
+    ) -> RolloutStep:
+        normalized_obs = normalize(obs, scaling, self.config.obs_clip)
+        dist_params, extras, memory = self.decide(params, normalized_obs, self.extras_of(obs), memory)
         action = self.dist.sample(dist_params, noise)
-        return RolloutStep(obs, dist_params, action, self.dist.log_prob(dist_params, action))
+        log_prob = self.dist.log_prob(dist_params, action)
+        return RolloutStep(normalized_obs, extras, dist_params, action, log_prob, memory)
+
+    def decide(
+        self, params: Tensor, obs: Tensor, extras: Extras, memory: Extras
+    ) -> tuple[Tensor, Extras, Extras]:
+        """The policy's output (N, P) in a rollout, the extras that the update gets, and the memory after."""
+        return self.net.apply(params, obs, extras, "policy")[0], extras, memory
+
+    def values(self, params: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
+        """Values (T, N) of all steps, (N,) of the last observations and (K,) of the final ones."""
+        num_steps, num_envs = rollout.reward.shape
+        every = torch.cat([rollout.normalized_obs.flatten(0, 1), rollout.last_obs, rollout.final_obs])
+        sizes = [num_steps * num_envs, num_envs, len(rollout.final_obs)]
+        value, last, final = self.net.apply(params, every, self.no_extras, "value")[0].split(sizes)
+        return value.view(num_steps, num_envs), last, final
 
     def targets(self, params: Tensor, rollout: Rollout, reward: Tensor) -> Targets:
         """Advantages from one pass of the value network."""
-        num_steps, num_envs = reward.shape
-        every = torch.cat([rollout.normalized_obs.flatten(0, 1), rollout.last_obs, rollout.final_obs])
-        sizes = [num_steps * num_envs, num_envs, len(rollout.final_obs)]
-        value, last, final = self.net.apply(params, every, "value")[0].split(sizes)
-        value = value.view(num_steps, num_envs)
+        value, last, final = self.values(params, rollout)
         next_value = torch.cat([value[1:], last[None]])  # (T, N)
         next_value[rollout.truncated > 0] = final  # the successor before the reset, not the one after
         done = torch.maximum(rollout.terminated, rollout.truncated)
@@ -234,9 +253,9 @@ class PPO(OnPolicyAlgorithm):
         self, net: AdamState, rollout: Rollout, targets: Targets, coef: Coefficients
     ) -> tuple[AdamState, Tensor]:
         """The updates of one epoch in a new order, and their metrics (minibatches, len(Metrics))."""
-        decisions = rollout.normalized_obs, rollout.action, rollout.log_prob
-        order = self.streams.draw("minibatch", torch.randperm, targets.value.numel()).to(self.device)
-        data = Minibatch(*decisions, targets.advantage, targets.value)
+        decisions = rollout.normalized_obs, rollout.extras, rollout.action, rollout.log_prob
+        data = self.samples(Minibatch(*decisions, targets.advantage, targets.value))
+        order = self.streams.draw("minibatch", torch.randperm, len(data.obs)).to(self.device)
         return self.engine.scan(self.update, net, shuffled(data, order, self.config.num_minibatches), coef)
 
     def rehearse_updates(self, net: AdamState, rollout: Rollout) -> None:
@@ -244,8 +263,10 @@ class PPO(OnPolicyAlgorithm):
 
     def log_ratio(self, params: Tensor, rollout: Rollout) -> Tensor:
         """Log-probabilities (T * N,) of all actions of a rollout, less those under the policy that acted."""
-        (dist_params,) = self.net.apply(params, rollout.normalized_obs.flatten(0, 1), "policy")  # (T * N, P)
-        return self.dist.log_prob(dist_params, rollout.action.flatten(0, 1)) - rollout.log_prob.flatten()
+        decisions = rollout.normalized_obs, rollout.extras, rollout.action, rollout.log_prob
+        obs, extras, action, log_prob = self.samples(decisions)
+        (dist_params,) = self.net.apply(params, obs, extras, "policy")  # (T * N, P)
+        return self.dist.log_prob(dist_params, action) - log_prob
 
     def update(self, net: AdamState, mb: Minibatch, coef: Coefficients) -> tuple[PPOReport, AdamState]:
         """Loss, gradient, clipping and Adam: parameters in, parameters out, nothing else touched."""
@@ -258,7 +279,7 @@ class PPO(OnPolicyAlgorithm):
     def loss(self, params: Tensor, mb: Minibatch, coef: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
         """The clipped surrogate, value and entropy losses, and their metrics."""
         config, clip = self.config, coef.clip_coef
-        dist_params, value = self.net.apply(params, mb.obs, "policy", "value")
+        dist_params, value, *further = self.net.apply(params, mb.obs, mb.extras, *self.parts)
         log_ratio = self.dist.log_prob(dist_params, mb.action) - mb.log_prob  # (B,)
         ratio = kernels.exp(log_ratio)  # (B,)
         advantage, ret = mb.advantage, mb.advantage + mb.value  # (B,) each
@@ -273,7 +294,8 @@ class PPO(OnPolicyAlgorithm):
             error = torch.maximum(error, (near - ret).square())
         value_loss = 0.5 * error.mean()
         entropy = self.dist.entropy(dist_params).mean()
-        return policy_loss + config.vf_coef * value_loss - coef.ent_coef * entropy, {
+        loss = policy_loss + config.vf_coef * value_loss - coef.ent_coef * entropy
+        return sum(further, loss), {
             "loss_policy": policy_loss,
             "loss_value": value_loss,
             "policy_entropy": entropy,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from runlab.interfaces import Episode, ForwardPass
 
@@ -15,7 +16,10 @@ from .algorithm import ActingConfig, AlgorithmState, StatefulAlgorithm
 from .normalize import RunningMeanStd, Scaling, rescale
 from .optim import AdamState, FlatModule, rehearsed
 
-Samples = TypeVar("Samples", bound=tuple[Tensor, ...])  # a NamedTuple
+Samples = TypeVar("Samples", bound=tuple[Any, ...])  # tensors in nested NamedTuples
+# What an update is given again of a decision besides observation and action, such as a mask of actions or the
+# choices of a router: () or a NamedTuple of tensors of any type, whose first axes are those of the actions.
+Extras = tuple[Any, ...]
 
 
 class OnPolicyConfig(ActingConfig, Protocol):
@@ -36,9 +40,11 @@ class RolloutStep(NamedTuple):
     """The actions of one step, and the data to learn from them."""
 
     normalized_obs: Tensor  # (N, O)
+    extras: Extras  # (N, ...) each; before `policy`, because a trace names the first cause of a difference
     policy: Tensor  # (N, P) parameters of the action distribution
     action: Tensor  # (N, A)
     log_prob: Tensor  # (N,)
+    memory: Extras = ()  # (N, ...) each, after the decision
 
 
 class Rollout(NamedTuple):
@@ -46,6 +52,7 @@ class Rollout(NamedTuple):
 
     obs: Tensor  # (T, N, O) unscaled
     normalized_obs: Tensor  # (T, N, O)
+    extras: Extras  # (T, N, ...) each
     action: Tensor  # (T, N, A)
     log_prob: Tensor  # (T, N)
     reward: Tensor  # (T, N)
@@ -81,24 +88,45 @@ def compute_gae(
 
 
 def shuffled(data: Samples, order: Tensor, num_parts: int) -> Samples:
-    """The samples of `data`, whose fields are (T, N, ...), in `order` (T * N,): (num_parts, B, ...)."""
-    fields = (x.flatten(0, 1).index_select(0, order).unflatten(0, (num_parts, -1)) for x in data)
-    return type(data)(*fields)
+    """The samples of `data`, whose tensors are (S, ...), in `order` (S,): (num_parts, B, ...)."""
+    parts: Samples = pytree.tree_map(lambda x: x.index_select(0, order).unflatten(0, (num_parts, -1)), data)
+    return parts
 
 
 class OnPolicyAlgorithm(StatefulAlgorithm):
     """An algorithm that learns from rollouts of its present policy.
 
-    Its network `net` gives a tensor for each of the parts that are asked for: "policy", "value".
+    Its network `net` takes observations and extras, and gives a tensor for each of the parts that are asked
+    for: "policy", "value".
     """
+
+    no_extras: Extras = ()  # where a decision has none
 
     config: OnPolicyConfig
     state: OnPolicyState
     net: FlatModule[tuple[Tensor, ...]]
 
-    def policy_step(self, params: Tensor, scaling: Scaling | None, obs: Tensor, noise: Tensor) -> RolloutStep:
+    def policy_step(
+        self, params: Tensor, scaling: Scaling | None, obs: Tensor, memory: Extras, noise: Tensor
+    ) -> RolloutStep:
         """Actions for unscaled observations (N, O)."""
         raise NotImplementedError
+
+    def extras_of(self, obs: Tensor) -> Extras:
+        """The extras that unscaled observations (B, O) show."""
+        return self.no_extras
+
+    def memory(self) -> Extras:
+        """The memory of the policy before its next decision; () if it has none."""
+        return ()
+
+    def remember(self, memory: Extras, done: np.ndarray) -> None:
+        """Keep the memory after a decision for the next one; `done` (N,) tells where an episode ended."""
+
+    def samples(self, data: Samples) -> Samples:
+        """The data (T, N, ...) of a rollout as samples (T * N, ...), which are shuffled one by one."""
+        rows: Samples = pytree.tree_map(lambda x: x.flatten(0, 1), data)
+        return rows
 
     def collect(self, obs: Tensor) -> Rollout:
         """T steps with the present policy from the observations `obs` (N, O) on."""
@@ -110,10 +138,13 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         final_obs, episodes = [np.empty((0, self.envs.codec.obs_size), np.float32)], list[Episode]()
         for t in range(num_steps):
             noise = self.streams.draw("action", self.dist.noise, num_envs)
-            decision: RolloutStep = self.engine.run(self.policy_step, params, scaling, obs, noise)
+            decision: RolloutStep = self.engine.run(
+                self.policy_step, params, scaling, obs, self.memory(), noise
+            )
             step = self.envs.step(decision.action.cpu().numpy())
             raw_obs.append(obs)
             decisions.append(decision)
+            self.remember(decision.memory, step.terminated | step.truncated)
             scalars[0, t], scalars[1, t], scalars[2, t] = step.reward, step.terminated, step.truncated
             if step.episodes:
                 final_obs.append(step.next_obs[step.truncated & ~step.terminated])
@@ -125,6 +156,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         return Rollout(
             obs=torch.stack(raw_obs),
             normalized_obs=torch.stack([decision.normalized_obs for decision in decisions]),
+            extras=_stacked([decision.extras for decision in decisions]),
             action=torch.stack([decision.action for decision in decisions]),
             log_prob=torch.stack([decision.log_prob for decision in decisions]),
             reward=reward,
@@ -157,14 +189,18 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         reward, num_rows = self.made_up(num_steps, num_envs), num_steps * num_envs
         rows, zeros = self.made_up(num_rows, self.envs.codec.obs_size), torch.zeros_like(reward)
         noise, row_noise = (self.streams.draw("action", self.dist.noise, n) for n in (num_envs, num_rows))
-        self.engine.run(self.policy_step, net.params, self.scaling(), rows[:num_envs], noise)
-        step = self.policy_step(net.params, None, rows, row_noise)
-        obs, action, log_prob = (x.unflatten(0, reward.shape) for x in (rows, step.action, step.log_prob))
+        self.engine.run(self.policy_step, net.params, self.scaling(), rows[:num_envs], (), noise)
+        step = self.policy_step(net.params, None, rows, (), row_noise)
+        obs, extras, action, log_prob = pytree.tree_map(
+            lambda x: x.unflatten(0, reward.shape), (rows, step.extras, step.action, step.log_prob)
+        )
         ends = rows[:num_envs], rows[:0]
-        self.rehearse_updates(net, Rollout(obs, obs, action, log_prob, reward, zeros, zeros, *ends, []))
+        self.rehearse_updates(
+            net, Rollout(obs, obs, extras, action, log_prob, reward, zeros, zeros, *ends, [])
+        )
 
     def policy(self, obs: Tensor) -> Tensor:
-        return self.net.apply(self.state.net.params, self.normalized(obs), "policy")[0]
+        return self.net.apply(self.state.net.params, self.normalized(obs), self.extras_of(obs), "policy")[0]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """Policy and value, with the batches of rollout, targets (without final observations) and updates."""
@@ -172,6 +208,14 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
         apply, params, size = self.net.apply, self.state.net.params, self.envs.codec.obs_size
         return {
-            "policy": ForwardPass(lambda rows: apply(params, rows, "policy")[0], size, batches),
-            "value": ForwardPass(lambda rows: apply(params, rows, "value")[0], size, batches),
+            "policy": ForwardPass(
+                lambda rows: apply(params, rows, self.no_extras, "policy")[0], size, batches
+            ),
+            "value": ForwardPass(lambda rows: apply(params, rows, self.no_extras, "value")[0], size, batches),
         }
+
+
+def _stacked(steps: list[Extras]) -> Extras:
+    """The extras (N, ...) of T steps as (T, N, ...)."""
+    stacked: Extras = pytree.tree_map(lambda *each: torch.stack(each), *steps)
+    return stacked
