@@ -23,6 +23,7 @@ policy as much as that update.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -124,8 +125,12 @@ class PPOReport(NamedTuple):
 
 
 def approx_kl(log_ratio: Tensor) -> Tensor:
-    """Divergence of a policy from the one that acted, 0-d: k3 of Schulman, joschu.net/blog/kl-approx.html."""
-    return (kernels.exp(log_ratio) - 1.0 - log_ratio).mean()
+    """Divergence of a policy from the one that acted, 0-d: k3 of Schulman, joschu.net/blog/kl-approx.html.
+
+    Never negative. In float32 it would be, by rounding, where both policies are nearly the same.
+    """
+    log_ratio = log_ratio.double()
+    return (torch.expm1(log_ratio) - log_ratio).clamp(min=0.0).mean().to(torch.get_default_dtype())
 
 
 class PPO(OnPolicyAlgorithm):
@@ -224,8 +229,9 @@ class PPO(OnPolicyAlgorithm):
     ) -> tuple[AdamState, dict[str, Tensor]]:
         """All epochs over the rollout; metrics are means over updates."""
         config, net = self.config, self.state.net
-        # Before any update: the error of the first ratio, the targets, and how well the values explain them.
-        first_error = (kernels.exp(self.log_ratio(net.params, rollout)) - 1.0).abs().max()
+        # Before any update: how far acting is from learning, the targets, and how well values explain them.
+        log_ratio = self.log_ratio(net.params, rollout)
+        first_error = (kernels.exp(log_ratio) - 1.0).abs().max()
         targets: Targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
         explained = 1.0 - targets.advantage.var() / (targets.advantage + targets.value).var().clamp(min=1e-30)
         # The epochs, until the policy is too far from the one that acted.
@@ -244,7 +250,11 @@ class PPO(OnPolicyAlgorithm):
         table = torch.cat(tables)  # (updates, len(Metrics))
         error = torch.maximum(first_error, Metrics(*table[0]).policy_first_ratio_max_error)
         metrics = Metrics(*columns_mean(table))._replace(policy_first_ratio_max_error=error)
-        further = {"value/explained_variance": explained}
+        further = {
+            "value/explained_variance": explained,
+            "policy/rollout_kl": approx_kl(log_ratio),
+            "policy/rollout_extreme": (log_ratio.abs() > math.log(2.0)).to(log_ratio.dtype).mean(),
+        }
         if config.target_kl is not None:
             further["optim/epochs"] = torch.tensor(float(len(tables)), device=self.device)
         return net, named(metrics) | further

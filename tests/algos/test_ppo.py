@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import Configure, build, small
 
-from rltemplate.algos.ppo import Metrics, PPOReport
+from rltemplate.algos.ppo import Metrics, PPOReport, approx_kl
 from runlab.interfaces import Probe
 
 
@@ -24,6 +24,15 @@ def test_the_first_ratio_is_one_up_to_rounding_and_the_metric_can_tell(configure
     ppo.collect = stale
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) > 5e-3
     ppo.close()
+
+
+def test_the_divergence_of_nearly_equal_policies_is_not_negative() -> None:
+    log_ratio = 3e-5 * torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))
+    float32 = (log_ratio.exp() - 1.0 - log_ratio).mean(1)
+    assert float32.min() < 0.0
+    kl = torch.stack([approx_kl(row) for row in log_ratio])
+    assert kl.min() > 0.0
+    torch.testing.assert_close(kl, 0.5 * log_ratio.square().mean(1), rtol=1e-3, atol=0.0)
 
 
 def test_the_traced_gradient_is_the_one_before_clipping(configure: Configure) -> None:

@@ -163,6 +163,7 @@ class ReferencePPO:
                 break
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
         metrics["value/explained_variance"] = explained
+        metrics |= {"policy/rollout_kl": 0.0, "policy/rollout_extreme": 0.0}  # the same network acted
         return metrics if config.target_kl is None else {**metrics, "optim/epochs": float(epoch + 1)}
 
     def update(
