@@ -135,7 +135,11 @@ def attach_probe(algorithm: Algorithm, probe: Probe) -> None:
 
 
 class Codec(Protocol):
-    """The translation between an environment's spaces and the arrays of an algorithm."""
+    """The translation between an environment's spaces and the arrays of an algorithm.
+
+    A further member is optional: `mask_size`, the numbers at the end of an observation that are a mask of
+    actions.
+    """
 
     env_id: str
     obs_space: Any  # these two spaces are the environment's
@@ -151,6 +155,11 @@ class Codec(Protocol):
 
     def decode_action(self, action: np.ndarray) -> np.ndarray:
         """A batch of an algorithm's actions as actions of the environment."""
+
+
+def mask_size_of(codec: Codec) -> int:
+    """Numbers of the mask at the end of a codec's observations; 0 if they have none."""
+    return getattr(codec, "mask_size", 0)
 
 
 class Environments(Protocol):

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from runlab.determinism import kernels
 from runlab.engine import Engine
 from runlab.envs.envs import Envs
-from runlab.interfaces import Episode, IterationResult
+from runlab.interfaces import Episode, IterationResult, mask_size_of
 from runlab.rng import Streams
 
 from ..learning.algorithm import columns_mean, named
@@ -43,6 +43,8 @@ from ..learning.normalize import RunningMeanStd, Scaling, normalize
 from ..learning.on_policy import Extras, OnPolicyAlgorithm, Rollout, RolloutStep, compute_gae, shuffled
 from ..learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
 from .ppo_config import PPOConfig
+
+FORBIDDEN = -1e9  # logit of an action; the compiler of programs for CPUs cannot write an infinite one
 
 
 class ActorCritic(nn.Module):
@@ -61,12 +63,27 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Tensor, extras: Extras, *parts: str) -> tuple[Tensor, ...]:
         """One tensor per part: "policy" distribution parameters (B, P), "value" scaled returns (B,)."""
-        return tuple(self.policy(obs) if part == "policy" else self.critic(obs).squeeze(-1) for part in parts)
+        return tuple(
+            self.policy(obs, extras) if part == "policy" else self.critic(obs).squeeze(-1) for part in parts
+        )
 
-    def policy(self, obs: Tensor) -> Tensor:
+    def policy(self, obs: Tensor, extras: Extras) -> Tensor:
         """Parameters of the action distribution (B, P)."""
         head: Tensor = self.actor(obs)
-        return head if self.log_std is None else torch.cat([head, self.log_std.expand_as(head)], -1)
+        if self.log_std is None:
+            return self.masked(head, extras)
+        return torch.cat([head, self.log_std.expand_as(head)], -1)
+
+    def masked(self, logits: Tensor, extras: Extras) -> Tensor:
+        """Logits (B, P), with which actions that a mask forbids have probability 0."""
+        mask = getattr(extras, "action_mask", ())
+        return logits.masked_fill(~mask, FORBIDDEN) if isinstance(mask, Tensor) else logits
+
+
+class PPOExtras(NamedTuple):
+    """What an update is given again. The extras of a variant of PPO have an `action_mask` too."""
+
+    action_mask: Tensor | tuple[()] = ()  # (B, P) bool, the allowed choices; () without masks
 
 
 class PPOState(NamedTuple):
@@ -141,12 +158,14 @@ class PPO(OnPolicyAlgorithm):
     dist: Categorical | DiagGaussian
     # Parts of the network that the loss asks for; those after the second are further terms, weighted.
     parts: tuple[str, ...] = ("policy", "value")
+    no_extras: Extras = PPOExtras()
 
     def __init__(
         self, config: PPOConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
     ) -> None:
         super().__init__(envs, streams, total_env_steps, engine)
         self.config, codec = config, envs.codec
+        self.mask_size = mask_size_of(codec)
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         self.net = FlatModule(self.network(streams.torch("init")).to(self.device))
         self.state = PPOState(
@@ -158,7 +177,7 @@ class PPO(OnPolicyAlgorithm):
 
     def network(self, rng: torch.Generator) -> nn.Module:
         """A new network; a variant of PPO brings its own."""
-        return ActorCritic(self.config, self.envs.codec.obs_size, self.dist, rng)
+        return ActorCritic(self.config, self.envs.codec.obs_size - self.mask_size, self.dist, rng)
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
@@ -194,11 +213,18 @@ class PPO(OnPolicyAlgorithm):
     def policy_step(
         self, params: Tensor, scaling: Scaling | None, obs: Tensor, memory: Extras, noise: Tensor
     ) -> RolloutStep:
-        normalized_obs = normalize(obs, scaling, self.config.obs_clip)
+        normalized_obs = self.seen(normalize(obs, scaling, self.config.obs_clip))
         dist_params, extras, memory = self.decide(params, normalized_obs, self.extras_of(obs), memory)
         action = self.dist.sample(dist_params, noise)
         log_prob = self.dist.log_prob(dist_params, action)
         return RolloutStep(normalized_obs, extras, dist_params, action, log_prob, memory)
+
+    def extras_of(self, obs: Tensor) -> Extras:
+        if not self.mask_size:
+            return self.no_extras
+        mask = obs[..., -self.mask_size :] > 0.5
+        extras: Extras = self.no_extras._replace(action_mask=mask)  # type: ignore[attr-defined]
+        return extras
 
     def decide(
         self, params: Tensor, obs: Tensor, extras: Extras, memory: Extras

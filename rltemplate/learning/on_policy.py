@@ -101,6 +101,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
     """
 
     no_extras: Extras = ()  # where a decision has none
+    mask_size = 0  # numbers at the end of an observation that are a mask of actions, which no network sees
 
     config: OnPolicyConfig
     state: OnPolicyState
@@ -111,6 +112,13 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
     ) -> RolloutStep:
         """Actions for unscaled observations (N, O)."""
         raise NotImplementedError
+
+    def seen(self, obs: Tensor) -> Tensor:
+        """The part (..., F) of observations (..., O) that the networks see."""
+        return obs[..., : -self.mask_size].contiguous() if self.mask_size else obs
+
+    def normalized(self, obs: Tensor) -> Tensor:
+        return self.seen(super().normalized(obs))
 
     def extras_of(self, obs: Tensor) -> Extras:
         """The extras that unscaled observations (B, O) show."""
@@ -191,12 +199,13 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         noise, row_noise = (self.streams.draw("action", self.dist.noise, n) for n in (num_envs, num_rows))
         self.engine.run(self.policy_step, net.params, self.scaling(), rows[:num_envs], (), noise)
         step = self.policy_step(net.params, None, rows, (), row_noise)
-        obs, extras, action, log_prob = pytree.tree_map(
-            lambda x: x.unflatten(0, reward.shape), (rows, step.extras, step.action, step.log_prob)
+        decisions = rows, step.normalized_obs, step.extras, step.action, step.log_prob
+        obs, seen, extras, action, log_prob = pytree.tree_map(
+            lambda x: x.unflatten(0, reward.shape), decisions
         )
-        ends = rows[:num_envs], rows[:0]
+        ends = step.normalized_obs[:num_envs], step.normalized_obs[:0]
         self.rehearse_updates(
-            net, Rollout(obs, obs, extras, action, log_prob, reward, zeros, zeros, *ends, [])
+            net, Rollout(obs, seen, extras, action, log_prob, reward, zeros, zeros, *ends, [])
         )
 
     def policy(self, obs: Tensor) -> Tensor:
@@ -206,7 +215,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         """Policy and value, with the batches of rollout, targets (without final observations) and updates."""
         num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
         batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
-        apply, params, size = self.net.apply, self.state.net.params, self.envs.codec.obs_size
+        apply, params, size = self.net.apply, self.state.net.params, self.envs.codec.obs_size - self.mask_size
         return {
             "policy": ForwardPass(
                 lambda rows: apply(params, rows, self.no_extras, "policy")[0], size, batches

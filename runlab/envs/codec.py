@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from runlab.envs.masks import ActionMask, MaskedBox, choices_of, has_mask
 from runlab.errors import ConfigError
 
 _ATARI = (
@@ -34,11 +35,20 @@ def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
 
 
 def flattened(env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """The environment with observations that `FlatCodec` takes; `ConfigError` for images."""
+    """The environment with observations that `FlatCodec` takes; `ConfigError` for images.
+
+    A Dict with an `action_mask` for discrete actions becomes a `MaskedBox`.
+    """
+    masked = has_mask(env.observation_space) and choices_of(env.action_space) != ()
+    if masked and not isinstance(env, ActionMask):
+        env = ActionMask(env_id, env)
     refuse_images(env_id, env.observation_space)
     if isinstance(env.observation_space, spaces.Box | spaces.Discrete):
         return env
-    return gym.wrappers.FlattenObservation(env)
+    flat = gym.wrappers.FlattenObservation(env)
+    if masked and isinstance(box := flat.observation_space, spaces.Box):
+        flat.observation_space = MaskedBox(box.low, box.high, dtype=box.dtype)
+    return flat
 
 
 class FlatCodec:
@@ -59,7 +69,8 @@ class FlatCodec:
             )
         self.obs_size = spaces.flatdim(obs_space)
         self._shape = tuple(action_space.shape or ())
-        self.nvec: tuple[int, ...] = ()  # choices per component; empty for continuous actions
+        self.nvec = choices_of(action_space)  # choices per component; empty for continuous actions
+        self.mask_size = sum(self.nvec) if isinstance(obs_space, MaskedBox) else 0
         self.continuous = isinstance(action_space, spaces.Box)
         self.bounded = False  # actions are continuous and every component has finite bounds
         if isinstance(action_space, spaces.Box):
@@ -76,18 +87,12 @@ class FlatCodec:
             self._half = (top / 2 - bottom / 2).astype(kind)
             self._limit = np.where(bounded, 1.0, np.inf).astype(np.float32)
             return
-        if isinstance(action_space, spaces.Discrete):
-            choices, self._start = np.array([action_space.n]), np.array([action_space.start])
-        elif isinstance(action_space, spaces.MultiDiscrete):
-            choices, self._start = action_space.nvec.reshape(-1), action_space.start.reshape(-1)
-        elif isinstance(action_space, spaces.MultiBinary):
-            choices, self._start = np.full(np.prod(action_space.shape), 2), np.array([0])
-        else:
+        if not self.nvec:
             raise ConfigError(
                 f"{env_id} has the action space {action_space}; supported: Box, Discrete, MultiDiscrete and "
                 "MultiBinary; env.wrappers takes a wrapper that gets there"
             )
-        self.nvec = tuple(map(int, choices))
+        self._start = np.reshape(getattr(action_space, "start", 0), -1)
         self.action_size = len(self.nvec)
 
     def encode_obs(self, obs: Any) -> np.ndarray:

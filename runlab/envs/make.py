@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 
 from runlab.config.project import project
@@ -27,6 +26,7 @@ from runlab.config.texts import choose, error_text, first_line, nearest
 from runlab.determinism import denormals
 from runlab.envs import wrappers
 from runlab.envs.exits import exits_are_errors, forks_end_here
+from runlab.envs.masks import MASK, ActionMask, MaskedBox, has_mask
 from runlab.envs.recorder import SEED_BITS, ActionRecorder
 from runlab.errors import ConfigError, RunError
 from runlab.interfaces import Codec
@@ -59,7 +59,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     """One environment; `ConfigError` in one line for mistakes of the user.
 
     `env.wrappers` wrap the environment with its time limit, and with `training` the training wrappers wrap
-    these. Spaces of several parts, such as Dict, are flattened last.
+    these. With `action_mask` in `env.infos` the mask becomes a part of the observation. Spaces of several
+    parts, such as Dict, are flattened last.
     """
     if "render_mode" in config.kwargs:
         raise ConfigError("env.kwargs.render_mode: videos and films choose it; leave it out")
@@ -91,6 +92,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     for key in ("wrappers", "training_wrappers") if training else ("wrappers",):
         for name, arguments in getattr(config, key).items():
             env = _wrapped(env, f"env.{key}.{name}", name, arguments)
+    if MASK in config.infos and not has_mask(env.observation_space):
+        env = ActionMask(config.id, env)
     env = project().wrapped(config.id, env)
     denormals.keep()
     return env
@@ -182,21 +185,32 @@ def repeats(config: EnvConfig) -> Repetition:
     seen: list[list[bytes]] = [[], []]
     for results in seen:
         with own_global_rng(0), closing(make_env(config, training=True)) as env:
-            tried, actions = ActionRecorder(env, config.id), _own_actions(env)
-            results.append(np.asarray(tried.reset(_TRIED_SEED)).tobytes())
+            tried, action = ActionRecorder(env, config.id), _random_actions(config.id, env)
+            obs = tried.reset(_TRIED_SEED)
+            results.append(np.asarray(obs).tobytes())
             for step in range(1, _TRIED_STEPS + 1):
-                obs, reward, *ended = tried.step(actions.sample())
+                obs, reward, *ended = tried.step(action(obs))
                 results.append(np.asarray(obs).tobytes() + np.array([reward, *ended]).tobytes())
                 if any(ended) or step in (_TRIED_STEPS // 2, _TRIED_STEPS):
-                    results.append(np.asarray(tried.reset()).tobytes())
+                    obs = tried.reset()
+                    results.append(np.asarray(obs).tobytes())
     return Repetition(seen[0] == seen[1], tried.seed_bits)
 
 
-def _own_actions(env: gym.Env[Any, Any]) -> spaces.Space[Any]:
-    """A copy of the action space to draw from: `reset` may make the space of the environment anew."""
-    actions = copy.deepcopy(env.action_space)
+def _random_actions(env_id: str, env: gym.Env[Any, Any]) -> Callable[[Any], Any]:
+    """A function that draws an action for an observation, an allowed one if the observation has a mask."""
+    actions = copy.deepcopy(env.action_space)  # `reset` may make the space of the environment anew
     actions.seed(0)
-    return actions
+    if not isinstance(env.observation_space, MaskedBox):
+        return lambda obs: actions.sample()
+    codec = project().codec(env_id, env.observation_space, env.action_space)
+    parts, rng = np.cumsum((-sum(codec.nvec), *codec.nvec[:-1])), actions.np_random
+
+    def draw(obs: np.ndarray) -> Any:
+        allowed = np.split(obs, parts)[1:]
+        return codec.decode_action(np.array([[rng.choice(np.flatnonzero(part)) for part in allowed]]))[0]
+
+    return draw
 
 
 def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
@@ -221,13 +235,15 @@ def _resumes(config: EnvConfig, patience_s: float = math.inf) -> bool:
     Once `patience_s` seconds are over, no further episode begins.
     """
     with closing(make_env(config, training=True)) as env:
-        tried, actions, began = ActionRecorder(env, config.id), _own_actions(env), time.monotonic()
+        tried, action = ActionRecorder(env, config.id), _random_actions(config.id, env)
+        began = time.monotonic()
         for seed in (_TRIED_SEED, None, None, None):  # four episodes; a recording has the last two
             if seed is None and time.monotonic() - began > patience_s:
                 break
-            tried.reset(seed)
+            obs = tried.reset(seed)
             for _ in range(20):
-                if any(tried.step(actions.sample())[2:]):
+                obs, _, *ended = tried.step(action(obs))
+                if any(ended):
                     break
         recording = tried.recording()
     with closing(make_env(config, training=True)) as other:
@@ -265,13 +281,14 @@ def check_env(config: EnvConfig, note: Callable[[str], None] | None = None) -> C
 
 def _try_steps(config: EnvConfig, env: gym.Env[Any, Any]) -> int:
     """Begin an episode as a run does, since only results show their kind; the bits of the seeds taken."""
-    before, actions = (env.observation_space, env.action_space), _own_actions(env)
+    before, action = (env.observation_space, env.action_space), _random_actions(config.id, env)
     tried = ActionRecorder(env, config.id)
-    tried.reset(_TRIED_SEED)
+    obs = tried.reset(_TRIED_SEED)
     if (env.observation_space, env.action_space) != before:
         raise RunError("reset() changes the spaces, expected the same in every episode")
     for _ in range(2):
-        if any(tried.step(actions.sample())[2:]):
+        obs, _, *ended = tried.step(action(obs))
+        if any(ended):
             break
     return tried.seed_bits
 

@@ -25,7 +25,7 @@ def checked_parts(result: Any, names: tuple[str, ...]) -> Sequence[Any]:
     several = result.__class__ is tuple or isinstance(result, tuple | list)  # the first takes less time
     if several and len(result) == len(names):
         return result  # type: ignore[no-any-return]
-    value = f"{len(result)} values" if several else _shown(result)
+    value = f"{len(result)} values" if several else shown(result)
     raise RunError(f"the environment returned {value}, expected {len(names)} values: {', '.join(names)}")
 
 
@@ -49,7 +49,7 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
             array = np.asarray(obs)
             if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise RunError(
-                    f"the observation is {_shown(obs)}, expected an array of {dtype} with the shape {shape}"
+                    f"the observation is {shown(obs)}, expected an array of {dtype} with the shape {shape}"
                 )
             if dtype.kind in "iu" and (array.astype(dtype) != array).any():
                 raise RunError(
@@ -78,7 +78,7 @@ def _checked_choice(obs: Any, space: spaces.Discrete[Any]) -> int:
     if space.contains(obs):
         return int(obs)
     first, last = space.start, space.start + space.n - 1
-    raise RunError(f"the observation is {_shown(obs)}, expected a whole number from {first} to {last}")
+    raise RunError(f"the observation is {shown(obs)}, expected a whole number from {first} to {last}")
 
 
 def checked_reward(reward: Any) -> float:
@@ -88,7 +88,7 @@ def checked_reward(reward: Any) -> float:
     except (TypeError, ValueError):  # no number, or several
         value = np.nan
     if not -_LARGEST <= value <= _LARGEST:
-        raise RunError(f"the reward is {_shown(reward)}, expected a finite number that float32 holds")
+        raise RunError(f"the reward is {shown(reward)}, expected a finite number that float32 holds")
     return value
 
 
@@ -99,10 +99,10 @@ def checked_flag(name: str, value: Any) -> bool:
     array = np.asarray(value)
     if array.size == 1 and array.item() in (0, 1):
         return bool(array.item())
-    raise RunError(f"{name} is {_shown(value)}, expected true or false")
+    raise RunError(f"{name} is {shown(value)}, expected true or false")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value in a few words and one line."""
     if isinstance(value, np.ndarray) and value.size != 1:
         return f"an array of {value.dtype} with the shape {value.shape}"
