@@ -170,14 +170,14 @@ class PPO(OnPolicyAlgorithm):
         self.net = FlatModule(self.network(streams.torch("init")).to(self.device))
         self.state = PPOState(
             net=AdamState.init(self.net.init_params),
-            obs_norm=RunningMeanStd.empty(codec.obs_size, self.device),
+            obs_norm=RunningMeanStd.empty(self.num_seen, self.device),
             return_norm=RunningMeanStd.empty(1, self.device),
             running_return=torch.zeros(envs.num_envs, device=self.device),
         )
 
     def network(self, rng: torch.Generator) -> nn.Module:
         """A new network; a variant of PPO brings its own."""
-        return ActorCritic(self.config, self.envs.codec.obs_size - self.mask_size, self.dist, rng)
+        return ActorCritic(self.config, self.num_seen, self.dist, rng)
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:
@@ -194,7 +194,7 @@ class PPO(OnPolicyAlgorithm):
                 reward, norm, running = self.scaled_reward(rollout, *old)
                 self.state = self.state._replace(return_norm=norm, running_return=running)
             if config.normalize_obs:
-                rows = rollout.obs.flatten(0, 1)
+                rows = self.seen(rollout.obs).flatten(0, 1)
                 self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(rows))
         # Learn.
         net, metrics = self.learn(rollout, reward, coef)
@@ -213,7 +213,7 @@ class PPO(OnPolicyAlgorithm):
     def policy_step(
         self, params: Tensor, scaling: Scaling | None, obs: Tensor, memory: Extras, noise: Tensor
     ) -> RolloutStep:
-        normalized_obs = self.seen(normalize(obs, scaling, self.config.obs_clip))
+        normalized_obs = normalize(self.seen(obs), scaling, self.config.obs_clip)
         dist_params, extras, memory = self.decide(params, normalized_obs, self.extras_of(obs), memory)
         action = self.dist.sample(dist_params, noise)
         log_prob = self.dist.log_prob(dist_params, action)

@@ -101,7 +101,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
     """
 
     no_extras: Extras = ()  # where a decision has none
-    mask_size = 0  # numbers at the end of an observation that are a mask of actions, which no network sees
+    mask_size = 0  # numbers at the end of an observation that are a mask of actions
 
     config: OnPolicyConfig
     state: OnPolicyState
@@ -113,12 +113,17 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         """Actions for unscaled observations (N, O)."""
         raise NotImplementedError
 
+    @property
+    def num_seen(self) -> int:
+        """Numbers of an observation that networks see: all but a mask of actions."""
+        return self.envs.codec.obs_size - self.mask_size
+
     def seen(self, obs: Tensor) -> Tensor:
-        """The part (..., F) of observations (..., O) that the networks see."""
-        return obs[..., : -self.mask_size].contiguous() if self.mask_size else obs
+        """The part of observations (..., O) that networks and statistics see."""
+        return obs[..., : self.num_seen].contiguous() if self.mask_size else obs
 
     def normalized(self, obs: Tensor) -> Tensor:
-        return self.seen(super().normalized(obs))
+        return super().normalized(self.seen(obs))
 
     def extras_of(self, obs: Tensor) -> Extras:
         """The extras that unscaled observations (B, O) show."""
@@ -215,7 +220,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         """Policy and value, with the batches of rollout, targets (without final observations) and updates."""
         num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
         batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
-        apply, params, size = self.net.apply, self.state.net.params, self.envs.codec.obs_size - self.mask_size
+        apply, params, size = self.net.apply, self.state.net.params, self.num_seen
         return {
             "policy": ForwardPass(
                 lambda rows: apply(params, rows, self.no_extras, "policy")[0], size, batches

@@ -49,6 +49,7 @@ PPO_CASES = """
     target_kl=0.008 normalize_advantage=false recompute_advantage=true normalize_obs=false obs_clip=0.5
     normalize_reward=false reward_clip=0.5 hidden_sizes=[7] activation=elu activation=relu
     orthogonal_init=false log_std_init=-0.7
+    actions=discrete,masked=true actions=several,masked=true,ent_coef=0.2
 """
 SAC_CASES = """
     base num_envs=1 actor_learning_rate=0.001 critic_learning_rate=0.001 alpha_learning_rate=0.001
@@ -72,8 +73,8 @@ def varied(config: Config, case: str) -> Config:
     for name, text in (word.split("=") for word in case.split(",") if "=" in word):
         now, value = getattr(algo, name, None), yaml.safe_load(text)
         changes: dict[str, Any] = {name: type(now)[text] if isinstance(now, Enum) else value}
-        if name == "actions":
-            env = dataclasses.replace(env, kwargs=changes)
+        if name in ("actions", "masked"):
+            env = dataclasses.replace(env, kwargs={**env.kwargs, **changes})
         elif name == "num_envs":
             env = dataclasses.replace(env, **changes)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -36,22 +37,28 @@ class ActorCritic(nn.Module):
         """(B,)."""
         return self.critic(obs)[:, 0]  # type: ignore[no-any-return]
 
-    def sample(self, obs: Tensor, stream: torch.Generator) -> Tensor:
-        """Actions (B, A)."""
+    def sample(self, obs: Tensor, mask: Tensor, stream: torch.Generator) -> Tensor:
+        """Actions (B, A) among the choices of the mask (B, P)."""
         out = self.actor(obs)
         if not self.choices:
             return out + self.log_std.exp() * torch.randn(out.shape, generator=stream)  # type: ignore[no-any-return]
         uniform = torch.rand(out.shape, generator=stream).clamp(1e-20, 1.0 - 1e-7)
         perturbed = out - (-uniform.log()).log()  # Gumbel noise makes the argmax a sample
-        return torch.stack([part.argmax(1) for part in perturbed.split(self.choices, 1)], 1)
+        return self.best(perturbed, mask)
 
-    def log_prob_and_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def best(self, score: Tensor, mask: Tensor) -> Tensor:
+        """For each component the allowed choice with the highest score (B, P)."""
+        allowed = torch.where(mask, score, -math.inf).split(self.choices, 1)
+        return torch.stack([part.argmax(1) for part in allowed], 1)
+
+    def log_prob_and_entropy(self, obs: Tensor, mask: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) each."""
         out = self.actor(obs)
         if not self.choices:
             normal = Normal(out, self.log_std.exp().expand_as(out))
             return normal.log_prob(action).sum(1), normal.entropy().sum(1)
-        parts = [Categorical(logits=logits) for logits in out.split(self.choices, 1)]
+        weights = (out.exp() * mask).split(self.choices, 1)  # Categorical divides by their sum
+        parts = [Categorical(probs=weight) for weight in weights]
         log_prob = sum(part.log_prob(action[:, i]) for i, part in enumerate(parts))
         return log_prob, sum(part.entropy() for part in parts)
 
@@ -63,7 +70,7 @@ class ReferencePPO:
         self, config: PPOConfig, envs: Copies, streams: Streams, total_env_steps: int, weights: Tensor
     ) -> None:
         self.config, self.envs, self.streams, self.total = config, envs, streams, total_env_steps
-        self.obs = envs.first_obs
+        self.obs, self.mask = envs.first_obs, envs.first_mask
         self.net = ActorCritic(config, self.obs.shape[1], envs.space)
         vector_to_parameters(weights, self.net.parameters())
         self.adam = torch.optim.Adam(self.net.parameters(), eps=config.adam_eps, foreach=False)
@@ -82,30 +89,33 @@ class ReferencePPO:
         self.ent_coef *= left if config.ent_coef_schedule.name == "linear" else 1.0
         self.adam.param_groups[0]["lr"] = rate
         if config.normalize_obs and self.env_steps == 0:
-            raw, _, _, outcomes = self.collect()
+            raw, *_, outcomes = self.collect()
             self.scaled(outcomes)
             self.obs_norm.see(list(raw.flatten(0, 1)))
-        raw, obs, actions, outcomes = self.collect()
+        raw, obs, masks, actions, outcomes = self.collect()
         reward = self.scaled(outcomes)
+        chosen = masks.flatten(0, 1), actions.flatten(0, 1)
         with torch.no_grad():
-            log_prob, _ = self.net.log_prob_and_entropy(obs.flatten(0, 1), actions.flatten(0, 1))
-        metrics = self.learn(obs, actions.flatten(0, 1), log_prob, reward, outcomes)
+            log_prob, _ = self.net.log_prob_and_entropy(obs.flatten(0, 1), *chosen)
+        metrics = self.learn(obs, *chosen, log_prob, reward, outcomes)
         self.obs_norm.see(list(raw.flatten(0, 1)))
         return {**metrics, "optim/learning_rate": rate}
 
-    def collect(self) -> tuple[Tensor, Tensor, Tensor, list[list[Outcome]]]:
-        """Observations as they came (T, N, O) and as they were seen, actions (T, N, A) and what followed."""
+    def collect(self) -> tuple[Tensor, Tensor, Tensor, Tensor, list[list[Outcome]]]:
+        """Observations as they came (T, N, O) and as they were seen, masks, actions, and what followed."""
         stream = self.streams.torch("action")
-        raw, seen, actions, outcomes = [], [], [], []
+        raw, seen, masks, actions, outcomes = [], [], [], [], []
         for _ in range(self.config.num_steps):
             raw.append(self.obs)
             seen.append(self.obs_norm.shifted(self.obs))
+            masks.append(self.mask)
             with torch.no_grad():
-                actions.append(self.net.sample(seen[-1], stream))
+                actions.append(self.net.sample(seen[-1], self.mask, stream))
             outcomes.append(self.envs.step(actions[-1]))
             self.obs = torch.stack([one.obs for one in outcomes[-1]])
+            self.mask = torch.stack([one.mask for one in outcomes[-1]])
             self.env_steps += len(self.envs.envs)
-        return torch.stack(raw), torch.stack(seen), torch.stack(actions), outcomes
+        return torch.stack(raw), torch.stack(seen), torch.stack(masks), torch.stack(actions), outcomes
 
     def scaled(self, outcomes: list[list[Outcome]]) -> Tensor:
         """Rewards (T, N) over the deviation of all discounted returns so far."""
@@ -139,7 +149,13 @@ class ReferencePPO:
         return advantage, value
 
     def learn(
-        self, obs: Tensor, action: Tensor, old: Tensor, reward: Tensor, outcomes: list[list[Outcome]]
+        self,
+        obs: Tensor,
+        mask: Tensor,
+        action: Tensor,
+        old: Tensor,
+        reward: Tensor,
+        outcomes: list[list[Outcome]],
     ) -> dict[str, float]:
         """All passes over the rollout: metrics, averaged over updates."""
         config, total = self.config, reward.numel()
@@ -156,9 +172,9 @@ class ReferencePPO:
             for i in range(config.num_minibatches):
                 rows = order[i * size : (i + 1) * size]
                 parts = (x.flatten()[rows] for x in (old, advantage, ret, value))
-                updates.append(self.update(obs.flatten(0, 1)[rows], action[rows], *parts))
+                updates.append(self.update(obs.flatten(0, 1)[rows], mask[rows], action[rows], *parts))
             with torch.no_grad():
-                log_ratio = self.net.log_prob_and_entropy(obs.flatten(0, 1), action)[0] - old
+                log_ratio = self.net.log_prob_and_entropy(obs.flatten(0, 1), mask, action)[0] - old
             if config.target_kl is not None and (log_ratio.exp() - 1.0 - log_ratio).mean() > config.target_kl:
                 break
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
@@ -167,11 +183,18 @@ class ReferencePPO:
         return metrics if config.target_kl is None else {**metrics, "optim/epochs": float(epoch + 1)}
 
     def update(
-        self, obs: Tensor, action: Tensor, old: Tensor, advantage: Tensor, ret: Tensor, old_value: Tensor
+        self,
+        obs: Tensor,
+        mask: Tensor,
+        action: Tensor,
+        old: Tensor,
+        advantage: Tensor,
+        ret: Tensor,
+        old_value: Tensor,
     ) -> dict[str, float]:
         """One minibatch."""
         config, clip = self.config, self.clip
-        log_prob, entropy = self.net.log_prob_and_entropy(obs, action)
+        log_prob, entropy = self.net.log_prob_and_entropy(obs, mask, action)
         value = self.net.value(obs)
         if config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -198,11 +221,12 @@ class ReferencePPO:
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
-        """The most probable actions (B, A)."""
-        out = self.net.actor(self.obs_norm.shifted(obs))
+        """The most probable actions (B, A), for observations with a mask of those that it allows."""
+        size = self.obs.shape[1]
+        out = self.net.actor(self.obs_norm.shifted(obs[:, :size]))
         if not self.net.choices:
             return out  # type: ignore[no-any-return]
-        return torch.stack([part.argmax(1) for part in out.split(self.net.choices, 1)], 1)
+        return self.net.best(out, obs[:, size:] > 0.5 if obs.shape[1] > size else out < math.inf)
 
     def state(self) -> dict[str, Tensor]:
         """All that has been learned and counted, by name."""

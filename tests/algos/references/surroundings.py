@@ -28,14 +28,26 @@ class Noisy(gym.Env[np.ndarray, Any]):
     float32.
     """
 
-    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
-    def __init__(self, actions: str = "box", render_mode: str | None = None) -> None:
-        self.action_space = ACTIONS[actions]
+    def __init__(self, actions: str = "box", masked: bool = False, render_mode: str | None = None) -> None:
+        self.action_space, self.masked = ACTIONS[actions], masked
+        if masked:
+            mask = spaces.MultiBinary(spaces.flatdim(self.action_space))
+            self.observation_space = spaces.Dict({"action_mask": mask, "values": self.observation_space})
 
-    def _obs(self, push: float) -> np.ndarray:
+    def _obs(self, push: float, ended: bool = False) -> Any:
         draws = self.np_random.standard_normal(4) * [1.0, 3.0, 0.2, 8.0] + [0.0, 5.0, -1.0, 0.0]
-        return (draws + push).astype(np.float32)
+        values = (draws + push).astype(np.float32)
+        return {"action_mask": self._mask(ended), "values": values} if self.masked else values
+
+    def _mask(self, ended: bool) -> np.ndarray:
+        """Half of the choices and at least one of each component, and none where no action follows."""
+        mask = self.np_random.random(spaces.flatdim(self.action_space)) < 0.5 * (not ended)
+        nvec = getattr(self.action_space, "nvec", [len(mask)])
+        for first, choices in zip(np.cumsum([0, *nvec[:-1]]), nvec, strict=True):
+            mask[first + self.np_random.integers(choices)] |= not ended
+        return mask.astype(np.int8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start somewhere else than where an episode ends."""
@@ -47,7 +59,7 @@ class Noisy(gym.Env[np.ndarray, Any]):
         push = float(np.dot(np.ravel(action), [1.0, -0.5][: np.size(action)]))
         reward = float(np.float32(3.0 * self.np_random.standard_normal() - push * push + 1.0))
         terminated, truncated = (self.np_random.random(2) < 0.1).tolist()
-        return self._obs(push), reward, terminated, truncated, {}
+        return self._obs(push, terminated or truncated), reward, terminated, truncated, {}
 
 
 class Outcome(NamedTuple):
@@ -58,6 +70,7 @@ class Outcome(NamedTuple):
     terminated: bool
     truncated: bool
     next_obs: Tensor  # (O,) before any reset
+    mask: Tensor  # (P,) bool, the choices to take next
 
 
 class Copies:
@@ -67,7 +80,9 @@ class Copies:
         self.envs = [gym.make(env_id, disable_env_checker=True, **kwargs) for _ in seeds]
         self.space = self.envs[0].action_space
         pairs = zip(self.envs, seeds, strict=True)
-        self.first_obs = torch.stack([_tensor(env.reset(seed=seed)[0]) for env, seed in pairs])  # (N, O)
+        first = [env.reset(seed=seed)[0] for env, seed in pairs]
+        self.first_obs = torch.stack([_tensor(obs) for obs in first])  # (N, O)
+        self.first_mask = torch.stack([self._mask(obs) for obs in first])  # (N, P)
 
     def step(self, actions: Tensor) -> list[Outcome]:
         """What each environment makes of its action (N, A), in [-1, 1] where it is continuous."""
@@ -75,8 +90,15 @@ class Copies:
         for env, action in zip(self.envs, actions.numpy(), strict=True):
             next_obs, reward, terminated, truncated, _ = env.step(self._native(action))
             obs = env.reset()[0] if terminated or truncated else next_obs
-            outcomes.append(Outcome(_tensor(obs), float(reward), terminated, truncated, _tensor(next_obs)))
+            ends = terminated, truncated, _tensor(next_obs)
+            outcomes.append(Outcome(_tensor(obs), float(reward), *ends, self._mask(obs)))
         return outcomes
+
+    def _mask(self, obs: Any) -> Tensor:
+        return (
+            torch.tensor(obs["action_mask"] if isinstance(obs, dict) else [1] * spaces.flatdim(self.space))
+            > 0
+        )
 
     def _native(self, action: np.ndarray) -> Any:
         space = self.space
@@ -86,8 +108,8 @@ class Copies:
         return int(action[0] + space.start) if isinstance(space, spaces.Discrete) else action
 
 
-def _tensor(obs: np.ndarray) -> Tensor:
-    return torch.from_numpy(obs.astype(np.float64))
+def _tensor(obs: Any) -> Tensor:
+    return torch.from_numpy((obs["values"] if isinstance(obs, dict) else obs).astype(np.float64))
 
 
 class Statistics:
