@@ -157,11 +157,6 @@ class Codec(Protocol):
         """A batch of an algorithm's actions as actions of the environment."""
 
 
-def mask_size_of(codec: Codec) -> int:
-    """Numbers of the mask at the end of a codec's observations; 0 if they have none."""
-    return getattr(codec, "mask_size", 0)
-
-
 class Environments(Protocol):
     """The environments of a run, as the observers know them."""
 

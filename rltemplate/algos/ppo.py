@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from runlab.determinism import kernels
 from runlab.engine import Engine
 from runlab.envs.envs import Envs
-from runlab.interfaces import Episode, IterationResult, mask_size_of
+from runlab.interfaces import Episode, IterationResult
 from runlab.rng import Streams
 
 from ..learning.algorithm import columns_mean, named
@@ -165,7 +165,7 @@ class PPO(OnPolicyAlgorithm):
     ) -> None:
         super().__init__(envs, streams, total_env_steps, engine)
         self.config, codec = config, envs.codec
-        self.mask_size = mask_size_of(codec)
+        self.mask_size = getattr(codec, "mask_size", 0)
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         self.net = FlatModule(self.network(streams.torch("init")).to(self.device))
         self.state = PPOState(

@@ -50,8 +50,8 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         self._first = np.cumsum((0, *self._nvec[:-1]))  # place of each component's first choice
         if not self._nvec:
             raise ConfigError(f"env.infos=[{MASK}]: {env_id} has no discrete actions, but {env.action_space}")
-        self._observed = has_mask(space)
-        parts = {**space} if isinstance(space, spaces.Dict) and self._observed else {"observation": space}
+        self._source = "the observation" if has_mask(space) else "info"
+        parts = {**space} if isinstance(space, spaces.Dict) and has_mask(space) else {"observation": space}
         own = parts.pop(MASK, spaces.MultiBinary(sum(self._nvec)))
         if own.shape is None or np.prod(own.shape) != sum(self._nvec):
             raise ConfigError(f"{env_id} observes {own} as {MASK}, expected {self._expected}")
@@ -67,14 +67,14 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         return self._checked(obs, info, terminated or truncated), reward, terminated, truncated, info
 
     def _checked(self, obs: Any, info: Any, ended: bool) -> dict[str, Any]:
-        parts = obs if self._observed else {"observation": obs}
-        mask = (obs if self._observed else info).get(MASK)
+        parts, holder = ({"observation": obs}, info) if self._source == "info" else (obs, obs)
+        mask = holder.get(MASK)
         try:
             flat = np.asarray(mask).reshape(-1)
         except ValueError:  # lists of several lengths
             flat = np.array([])
         if len(flat) != sum(self._nvec) or flat.dtype.kind not in "biuf":
-            raise RunError(f"the {MASK} is {shown(mask)}, expected {self._expected}")
+            raise RunError(f"{self._source} has {shown(mask)} as {MASK}, expected {self._expected}")
         allowed = flat.astype(np.bool_)
         if (allowed != flat).any():
             raise RunError(f"the {MASK} has {flat[allowed != flat][0]}, expected 0 or 1")

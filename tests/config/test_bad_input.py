@@ -41,6 +41,11 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
         "unexpected keyword argument",
         "allowed: ",
     ),
+    ("train env=Pendulum env.infos=[action_mask]", "env.infos=[action_mask]: Pendulum-v1 has no discrete"),
+    (
+        "train env.infos=[action_mask]",
+        "CartPole-v1: its first steps failed, reset: info has None (NoneType) as",
+    ),
     ("train baseline=nope", "baseline=nope: no such run under none"),
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),
     ("train run_dir=.", "run_dir=.: is not empty; expected a new folder"),
