@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -159,6 +159,15 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }
 
 
+def refusal(function: Callable[..., Any], *arguments: Any) -> str:
+    """The message of a call that is refused; empty if it is not."""
+    try:
+        function(*arguments)
+    except (ConfigError, RunError) as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("where", [IN_INFO, IN_OBS])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_mask_that_fits_no_action_names_environment_and_step(fault: str, where: str) -> None:
@@ -166,22 +175,21 @@ def test_a_mask_that_fits_no_action_names_environment_and_step(fault: str, where
     envs = Envs(strict(where, fault=[value]), [1])
     obs = envs.reset()
     obs = envs.step(obs[:, -4:].argmax(1)[:, None]).obs
-    with pytest.raises(RunError) as caught:
-        envs.step(obs[:, -4:].argmax(1)[:, None])
-    source = "info" if where == IN_INFO else "the observation"
-    assert str(caught.value).startswith(f"Strict-v0, step 2 of its episode: {message.format(source)}")
-    assert "\n" not in str(caught.value)
+    expected = message.format("info" if where == IN_INFO else "the observation")
+    said = refusal(envs.step, obs[:, -4:].argmax(1)[:, None])
+    assert said.startswith(f"Strict-v0, step 2 of its episode: {expected}")
+    assert "\n" not in said
     envs.close()
-    with pytest.raises(ConfigError, match=r"^env.id=Strict-v0: .*first steps failed, .*step 2 .*action_mask"):
-        check_env(strict(where, fault=[value]))
+    at_start = "env.id=Strict-v0: its first steps failed, step 2 of its episode: "
+    assert refusal(check_env, strict(where, fault=[value])).startswith(at_start + expected)
 
 
 def test_each_component_needs_a_choice() -> None:
     several = [1, 0, 0, 0, 0, 0, 1, 0, 0]  # of 2, 4 and 3
-    with pytest.raises(ConfigError, match="the action_mask forbids everything in component 2 of 3"):
-        check_env(strict(IN_OBS, actions="several", fault=[several]))
+    config = strict(IN_OBS, actions="several", fault=[several])
+    assert refusal(check_env, config).endswith("the action_mask forbids everything in component 2 of 3")
     several[3] = 1
-    check_env(strict(IN_OBS, actions="several", fault=[several]))
+    assert refusal(check_env, config) == ""
 
 
 def test_a_mask_for_other_actions_is_refused_before_the_first_step() -> None:
