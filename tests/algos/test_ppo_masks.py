@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, Programs, build, run_train, small
+from conftest import ROOT, Configure, Programs, build, run_train, small
 from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import Categorical as TorchCategorical
 
+from rltemplate.algos import ppo as ppo_module
 from rltemplate.algos.ppo import PPO, ActorCritic, PPOExtras
 from rltemplate.learning.distributions import Categorical
 from rltemplate.learning.on_policy import Rollout, RolloutStep
@@ -307,3 +309,23 @@ def test_runs_films_and_policy_files_have_masks(
     export_policy(run_dir, tmp_path / "taxi.zip")
     assert main(["evaluate", f"policy={tmp_path / 'taxi.zip'}", "episodes=2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["returns"] == returns
+
+
+def test_the_variant_of_the_page_gives_its_update_the_temperature_again(configure: Configure) -> None:
+    (code,) = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs" / "masks.md").read_text(), re.M | re.S)
+    scope: dict[str, Any] = {"torch": torch, "nn": torch.nn, "NamedTuple": NamedTuple, **vars(ppo_module)}
+    exec(code, scope)
+    ppo, _ = ppo_in(configure, *MASKED["Dict"])
+    variant: Any = scope["TemperedPPO"](ppo.config, ppo.envs, ppo.streams, 1000, ppo.engine)
+    net = variant.state.net
+    variant.state = variant.state._replace(net=net._replace(params=3.0 * net.params))
+    assert float(variant.train_iteration().metrics["policy/first_ratio_max_error"]) < 1e-5
+    collect = variant.collect
+
+    def forgetful(obs: Tensor) -> Rollout:
+        rollout: Rollout = collect(obs)
+        return rollout._replace(extras=rollout.extras._replace(temperature=()))  # type: ignore[attr-defined]
+
+    variant.collect = forgetful
+    assert float(variant.train_iteration().metrics["policy/first_ratio_max_error"]) > 1e-3
+    variant.close()
