@@ -57,7 +57,7 @@ class ActorCritic(nn.Module):
         gaussian = isinstance(dist, DiagGaussian)
         build = partial(mlp, activation=config.activation, generator=rng)
         gain = (0.01, 1.0) if config.orthogonal_init else (None, None)
-        self.actor = build([obs_size, *config.hidden_sizes, dist.size], orthogonal_gain=gain[0])
+        self.actor: nn.Module = build([obs_size, *config.hidden_sizes, dist.size], orthogonal_gain=gain[0])
         self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])
         self.log_std = nn.Parameter(torch.full((dist.size,), config.log_std_init)) if gaussian else None
 
@@ -69,15 +69,14 @@ class ActorCritic(nn.Module):
 
     def policy(self, obs: Tensor, extras: Extras) -> Tensor:
         """Parameters of the action distribution (B, P)."""
-        head: Tensor = self.actor(obs)
-        if self.log_std is None:
-            return self.masked(head, extras)
-        return torch.cat([head, self.log_std.expand_as(head)], -1)
+        return self.action_params(self.actor(obs), extras)
 
-    def masked(self, logits: Tensor, extras: Extras) -> Tensor:
-        """Logits (B, P), with which actions that a mask forbids have probability 0."""
+    def action_params(self, head: Tensor, extras: Extras) -> Tensor:
+        """Parameters (B, P) from the output of the last layer; 0 is the probability of a forbidden action."""
+        if self.log_std is not None:
+            return torch.cat([head, self.log_std.expand_as(head)], -1)
         mask = getattr(extras, "action_mask", ())
-        return logits.masked_fill(~mask, FORBIDDEN) if isinstance(mask, Tensor) else logits
+        return head.masked_fill(~mask, FORBIDDEN) if isinstance(mask, Tensor) else head
 
 
 class PPOExtras(NamedTuple):

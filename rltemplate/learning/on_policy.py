@@ -125,6 +125,10 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
     def normalized(self, obs: Tensor) -> Tensor:
         return super().normalized(self.seen(obs))
 
+    def acting_params(self) -> Tensor:
+        """Parameters (P,) of the policy that acts in the coming rollout."""
+        return self.state.net.params
+
     def extras_of(self, obs: Tensor) -> Extras:
         """The extras that unscaled observations (B, O) show."""
         return self.no_extras
@@ -144,7 +148,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
     def collect(self, obs: Tensor) -> Rollout:
         """T steps with the present policy from the observations `obs` (N, O) on."""
         num_steps, num_envs = self.config.num_steps, self.envs.num_envs
-        params, scaling = self.state.net.params, self.scaling()
+        params, scaling = self.acting_params(), self.scaling()
         scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
         raw_obs: list[Tensor] = []  # (N, O) of each step, unscaled
         decisions: list[RolloutStep] = []

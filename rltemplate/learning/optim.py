@@ -83,7 +83,12 @@ class FlatModule(Generic[Output]):
             p.requires_grad_(False)
 
     def apply(self, params: Tensor, *inputs: Any) -> Output:
-        """The module's output with the parameters `params` (P,), which must not be modified later."""
+        """The module's output with the parameters `params` (P,), which must not be modified later.
+
+        `TypeError` for numbers of another type than the module's, in which it would compute unseen.
+        """
+        if params.dtype != self.init_params.dtype:
+            raise TypeError(f"parameters of {params.dtype} for a network of {self.init_params.dtype}")
         if not torch.compiler.is_compiling():
             if params is not self._held and not torch.is_grad_enabled():
                 self._own.copy_(params)

@@ -58,6 +58,14 @@ class AlgoConfig:
         """Yield combinations of values that cannot work."""
         return iter(())
 
+    def product_problems(self, products: str) -> Iterator[str]:
+        """Yield values that cannot work with a way of matrix products, `determinism.products`."""
+        return iter(())
+
+    def acts_as_it_learns(self) -> bool:
+        """False if the policy of a rollout computes in other numbers, so that no metric need be 0."""
+        return True
+
     def notes(self, num_envs: int, total_env_steps: int) -> Iterator[str]:
         """Yield warnings about values that work and are probably a mistake."""
         return iter(())
@@ -98,8 +106,8 @@ class Entry:
 
     `needs_bounded_box`: actions must be real numbers between finite bounds. `needs_discrete`: an
     action must be one whole number. `console`: its metrics on the console, each with a label. `zero_metric`:
-    the metric that must be 0 where a row's result depends on the row alone. `values`: the content of its
-    file for conf/algo/, where a package brings it.
+    the metric that must be 0 where a row's result depends on the row alone, if `acts_as_it_learns`.
+    `values`: the content of its file for conf/algo/, where a package brings it.
     """
 
     config: type[AlgoConfig]

@@ -85,12 +85,13 @@ def auto_keys(composed: DictConfig) -> set[str]:
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first value out of its range or inconsistent with another."""
     num_envs, num_workers = config.env.num_envs, config.env.num_workers
+    level, products = config.determinism.level, config.determinism.products
+    by_algo = config.algo.problems(num_envs), config.algo.product_problems(products.name)
     wandb = config.logger.wandb.problems() if config.logger.wandb.enabled else ()
-    for problem in itertools.chain(_out_of_range(config, ""), config.algo.problems(num_envs), wandb):
+    for problem in itertools.chain(_out_of_range(config, ""), *by_algo, wandb):
         raise ConfigError(problem)
     if num_workers > num_envs:
         raise ConfigError(f"env.num_workers={num_workers}: must be at most env.num_envs={num_envs}")
-    level, products = config.determinism.level, config.determinism.products
     if config.compile and not may_compile(config):
         raise ConfigError(
             f"compile=true: not at determinism={level.name} with products={products.name}, for compiled "

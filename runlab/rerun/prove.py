@@ -77,7 +77,8 @@ class Proof:
         """`words` are overrides as for training. Raises ConfigError."""
         self.config, self.overrides = config_to_prove(words)
         self.level = self.config.determinism.level
-        self._ratio = ALGORITHMS[self.config.algo.name].zero_metric
+        algo = self.config.algo
+        self._ratio = ALGORITHMS[algo.name].zero_metric if algo.acts_as_it_learns() else None
         self._bare = inverse_config(self.level, self.overrides)
         self._times, self._children = times, Children()
         self.id = paths.new_id(FOLDER)
