@@ -44,7 +44,7 @@ class Routing(NamedTuple):
 
 def largest(logits: Tensor, count: int) -> Tensor:
     """The places (B, count) of the largest logits (B, E), ascending; of equal ones the first, unlike topk."""
-    left, places = logits.detach(), list[Tensor]()
+    left, places = logits.detach(), []
     for _ in range(count):
         places.append(left.argmax(-1, keepdim=True))
         left = left.scatter(-1, places[-1], -3e38)  # of -inf the C++ compiler knows nothing

@@ -30,7 +30,7 @@ class ActorCritic(nn.Module):
             self.choices = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
             out = sum(self.choices)
         activation = config.activation
-        self.actor = network([obs_size, *config.hidden_sizes, out], activation)
+        self.actor: nn.Module = network([obs_size, *config.hidden_sizes, out], activation)
         self.critic = network([obs_size, *config.hidden_sizes, 1], activation)
 
     def value(self, obs: Tensor) -> Tensor:
@@ -71,13 +71,17 @@ class ReferencePPO:
     ) -> None:
         self.config, self.envs, self.streams, self.total = config, envs, streams, total_env_steps
         self.obs, self.mask = envs.first_obs, envs.first_mask
-        self.net = ActorCritic(config, self.obs.shape[1], envs.space)
+        self.net = self.network()
         vector_to_parameters(weights, self.net.parameters())
         self.adam = torch.optim.Adam(self.net.parameters(), eps=config.adam_eps, foreach=False)
         self.obs_norm = Statistics(config.normalize_obs, config.obs_clip, self.obs.shape[1])
         self.return_norm = Statistics(config.normalize_reward, config.reward_clip, 1)
         self.running = [0.0 for _ in envs.envs]  # discounted return of each environment's episode
         self.env_steps = 0
+
+    def network(self) -> ActorCritic:
+        """Policy and value."""
+        return ActorCritic(self.config, self.obs.shape[1], self.envs.space)
 
     def train_iteration(self) -> dict[str, float]:
         """One rollout and the passes over it; the metrics."""
@@ -96,7 +100,7 @@ class ReferencePPO:
         reward = self.scaled(outcomes)
         chosen = masks.flatten(0, 1), actions.flatten(0, 1)
         with torch.no_grad():
-            log_prob, _ = self.net.log_prob_and_entropy(obs.flatten(0, 1), *chosen)
+            log_prob, _ = self.acting().log_prob_and_entropy(obs.flatten(0, 1), *chosen)
         metrics = self.learn(obs, *chosen, log_prob, reward, outcomes)
         self.obs_norm.see(list(raw.flatten(0, 1)))
         return {**metrics, "optim/learning_rate": rate}
@@ -107,15 +111,23 @@ class ReferencePPO:
         raw, seen, masks, actions, outcomes = [], [], [], [], []
         for _ in range(self.config.num_steps):
             raw.append(self.obs)
-            seen.append(self.obs_norm.shifted(self.obs))
+            seen.append(self.seen())
             masks.append(self.mask)
             with torch.no_grad():
-                actions.append(self.net.sample(seen[-1], self.mask, stream))
+                actions.append(self.acting().sample(seen[-1], self.mask, stream))
             outcomes.append(self.envs.step(actions[-1]))
             self.obs = torch.stack([one.obs for one in outcomes[-1]])
             self.mask = torch.stack([one.mask for one in outcomes[-1]])
             self.env_steps += len(self.envs.envs)
         return torch.stack(raw), torch.stack(seen), torch.stack(masks), torch.stack(actions), outcomes
+
+    def acting(self) -> ActorCritic:
+        """The networks of a rollout."""
+        return self.net
+
+    def seen(self) -> Tensor:
+        """What the networks are given for the observations (N, O), in the rollout and in updates."""
+        return self.obs_norm.shifted(self.obs)
 
     def scaled(self, outcomes: list[list[Outcome]]) -> Tensor:
         """Rewards (T, N) over the deviation of all discounted returns so far."""
@@ -163,6 +175,8 @@ class ReferencePPO:
         advantage, value = self.targets(obs, reward, outcomes)
         ret = advantage + value
         explained = 1.0 - float((ret - value).var() / ret.var())
+        with torch.no_grad():
+            apart = self.net.log_prob_and_entropy(obs.flatten(0, 1), mask, action)[0] - old
         updates: list[dict[str, float]] = []
         for epoch in range(config.update_epochs):
             if config.recompute_advantage and epoch:
@@ -179,7 +193,9 @@ class ReferencePPO:
                 break
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
         metrics["value/explained_variance"] = explained
-        metrics |= {"policy/rollout_kl": 0.0, "policy/rollout_extreme": 0.0}  # the same network acted
+        metrics["policy/rollout_kl"] = float((apart.exp() - 1.0 - apart).mean())
+        metrics["policy/rollout_extreme"] = float(((apart.exp() > 2.0) | (apart.exp() < 0.5)).double().mean())
+        metrics["policy/first_ratio_max_error"] = float((apart.exp() - 1.0).abs().max())
         return metrics if config.target_kl is None else {**metrics, "optim/epochs": float(epoch + 1)}
 
     def update(
@@ -206,7 +222,8 @@ class ReferencePPO:
             error = torch.maximum(error, (clipped - ret) ** 2)
         value_loss = error.mean() / 2.0
         self.adam.zero_grad()
-        (-gain + config.vf_coef * value_loss - self.ent_coef * entropy.mean()).backward()
+        loss = -gain + config.vf_coef * value_loss - self.ent_coef * entropy.mean()
+        (loss + self.further_loss(obs)).backward()
         norm = clip_grad_norm_(self.net.parameters(), config.max_grad_norm)
         self.adam.step()
         ratio = ratio.detach()
@@ -218,6 +235,10 @@ class ReferencePPO:
             "policy/clip_fraction": ((ratio - 1.0).abs() > clip).double().mean().item(),
             "optim/grad_norm": norm.item(),
         }
+
+    def further_loss(self, obs: Tensor) -> Tensor:
+        """What a variant adds."""
+        return torch.tensor(0.0)
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
