@@ -112,7 +112,7 @@ def test_the_distribution_is_the_one_over_allowed_actions(configure: Configure) 
     mask = random_masks(500, rng)
     logits = 4.0 * torch.randn(500, sum(NVEC), generator=rng, dtype=torch.float64)
     net = network(configure("algo=ppo").algo, NVEC)
-    masked = net.masked(logits.requires_grad_(), PPOExtras(mask))
+    masked = net.action_params(logits.requires_grad_(), PPOExtras(mask))
     action = dist.sample(masked.detach(), dist.noise(500, rng))
     log_prob, entropy = dist.log_prob(masked, action), dist.entropy(masked)
     for row in range(500):
@@ -139,7 +139,7 @@ def test_forbidden_actions_have_probability_0_whatever_the_network_says(
     rng, dist = torch.Generator().manual_seed(2), Categorical(NVEC)
     mask = random_masks(400, rng)
     logits = torch.where(mask, -1e6, 1e6).to(kind)  # a network that wants what is forbidden
-    masked = network(configure("algo=ppo").algo, NVEC).masked(logits, PPOExtras(mask))
+    masked = network(configure("algo=ppo").algo, NVEC).action_params(logits, PPOExtras(mask))
     for part, allowed in zip(masked.split(NVEC, 1), mask.split(NVEC, 1), strict=True):
         probability = part.softmax(1)
         assert not probability[~allowed].any()
@@ -148,7 +148,7 @@ def test_forbidden_actions_have_probability_0_whatever_the_network_says(
         action = dist.sample(masked, noise)
         first = torch.tensor([0, 4, 6])
         assert mask.gather(1, action + first).all()
-    assert network(configure("algo=ppo").algo, NVEC).masked(logits, PPOExtras()) is logits
+    assert network(configure("algo=ppo").algo, NVEC).action_params(logits, PPOExtras()) is logits
 
 
 @pytest.mark.parametrize("env", MASKED)
