@@ -42,8 +42,8 @@ _IDLE_MACHINERY = (
     *("analysis", "launch", "rerun", "run", "__main__.py"),
     # what reads command lines and files of conf/, and chooses values: the resolved configuration is compared
     *("config/cli", "config/command_args.py", "config/yaml_files.py", "config/auto.py"),
-    # what refuses a run or lets it be, and this list
-    *("config/fit.py", "config/secrets.py", "config/affects_results.py"),
+    # what refuses a run or lets it be, digests that are only recorded, and this list
+    *("determinism/computations.py", "config/fit.py", "config/secrets.py", "config/affects_results.py"),
     # texts, and errors and signals: they end a run, and no run goes on in another way because of them
     *("config/texts.py", "config/terminal.py", "errors.py", "signals.py"),
     # version, standard streams and garbage collection of a process. Variables that it set would be recorded.

@@ -10,11 +10,16 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _CORETYPE = "OPENBLAS_CORETYPE"
 # OpenMP of GNU, LLVM and Intel.
 _OPENMP = re.compile(r"/\S*/lib(?:gomp|omp|iomp5)\b[^/\s]*\.so\S*")
+# The versions in torch's description of its build.
+_BUILT_WITH = {"torch's MKL": r"Math Kernel Library Version (.+?) for", "torch's oneDNN": r"MKL-DNN v(\S+)"}
 
 
 @cache
@@ -25,6 +30,7 @@ def openblas() -> Any:
     for path in Path(np.__file__).parent.with_name("numpy.libs").glob("libscipy_openblas64_*"):
         library = ctypes.CDLL(str(path))
         library.scipy_openblas_get_corename64_.restype = ctypes.c_char_p
+        library.scipy_openblas_get_config64_.restype = ctypes.c_char_p
         return library
     return None
 
@@ -63,6 +69,21 @@ def of_torch(name: str) -> Any:
         with contextlib.suppress(OSError, AttributeError):
             return getattr(ctypes.CDLL(library), name)
     return None
+
+
+def library_versions(device: torch.device) -> dict[str, str]:
+    """Versions of the libraries inside of torch and numpy: packages of equal version may have others."""
+    import torch
+
+    build = torch.__config__.show()
+    found = {name: re.search(pattern, build) for name, pattern in _BUILT_WITH.items()}
+    versions = {name: match[1] for name, match in found.items() if match}
+    if (blas := openblas()) is not None:  # "OpenBLAS 0.3.30 USE64BITINT DYNAMIC_ARCH ..."
+        versions["numpy's OpenBLAS"] = blas.scipy_openblas_get_config64_().decode().split()[1]
+    if device.type == "cuda":
+        versions["torch's CUDA"] = f"{torch.version.cuda}"
+        versions["torch's cuDNN"] = f"{torch.backends.cudnn.version()}"
+    return versions
 
 
 def loaded_openmp() -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,8 +16,9 @@ from runlab.config.affects_results import modules_of_others
 from runlab.config.loading import to_dict, to_yaml
 from runlab.config.schema import Config, Products
 from runlab.config.texts import error_text, few, first_line
-from runlab.determinism import checks, switches
+from runlab.determinism import checks, computations, switches
 from runlab.determinism.levels import influences, on_cpu
+from runlab.determinism.libraries import library_versions
 from runlab.envs.exits import end_forked
 from runlab.envs.make import SEEDED_EPISODES, repeats, seeded_episodes
 from runlab.errors import ConfigError, RunError, in_a_line
@@ -36,6 +38,7 @@ from runlab.run.record import (
     FINISHED,
     INTERRUPTED,
     RUNNING,
+    ComputationFacts,
     DeterminismFacts,
     RunRecord,
     this_process,
@@ -84,7 +87,18 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
             )
     if promised:  # the trial made steps of the environment
         switches.confirm(settings)
-    return DeterminismFacts(level=level, settings=dict(settings), checks=findings)
+    return DeterminismFacts(
+        level=level, settings=dict(settings), checks=findings, computed=_computed(config, settings)
+    )
+
+
+def _computed(config: Config, settings: Mapping[str, Any]) -> ComputationFacts:
+    device = switches.resolve_device(config.device.name)
+    # The environments were made before: one that uses MuJoCo has imported it.
+    digests = computations.digests(device, config.compile, "mujoco" in sys.modules, f"{settings}")
+    return ComputationFacts(
+        definition=computations.definition(), digests=digests, libraries=library_versions(device)
+    )
 
 
 def _take_all(steps: Sequence[Callable[[], object]], error: BaseException | None) -> None:
