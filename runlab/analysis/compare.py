@@ -7,11 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runlab.analysis import traces
-from runlab.analysis.differences import CODE, SECTIONS, Difference, diff_runs, listed
+from runlab.analysis.differences import (
+    CODE,
+    CONFIGURATION,
+    MACHINE,
+    SECTIONS,
+    SETTINGS,
+    VERSIONS,
+    Difference,
+    RunDiff,
+    causes_of_computation,
+    diff_runs,
+    listed,
+)
 from runlab.analysis.runs import Run, load_run, single_line
 from runlab.analysis.traces import Divergence, RecordedTrace, first_difference, open_trace
 from runlab.config.texts import few
 from runlab.errors import ConfigError
+from runlab.run.computed import OtherComputation
 from runlab.run.paths import METRICS, TRACE, from_here
 from runlab.run.read import Row
 from runlab.run.trace import RESET
@@ -41,7 +54,8 @@ class Comparison:
 
     `verdict`: IDENTICAL; DIVERGED, at `divergence`; or SHORTER, if the traces are equal up to the end of the
     shorter one. `look_at` are lines of advice, in the order in which to follow them. `differences`,
-    `not_recorded` and `notes` are those of `make diff`. `not_compared` are metrics that only one run logs.
+    `computation`, `not_recorded` and `notes` are those of `make diff`. `not_compared` are metrics that only
+    one run logs.
     """
 
     verdict: str
@@ -51,6 +65,7 @@ class Comparison:
     divergence: Divergence | None
     look_at: list[str]
     differences: list[Difference]
+    computation: OtherComputation | None
     not_recorded: list[str]
     notes: list[str]
     not_compared: list[str]
@@ -87,9 +102,7 @@ def compare_traces(a: Run, b: Run, trace_a: RecordedTrace, trace_b: RecordedTrac
         f"not compared, for only {side} logs it: {few(names, _LISTED)}" for side, names in pairs if names
     ]
     verdict = DIVERGED if at is not None else IDENTICAL if same_length else SHORTER
-    advice = (
-        [] if at is None else [*_look_at(at, trace_a.detail, diff.differences, diff_command(a.dir, b.dir))]
-    )
+    advice = [] if at is None else [*_look_at(at, trace_a.detail, diff, diff_command(a.dir, b.dir))]
     side_a, side_b = (
         Side(trace.run, str(run.dir), run.record.status, *trace.reach)
         for run, trace in ((a, trace_a), (b, trace_b))
@@ -102,6 +115,7 @@ def compare_traces(a: Run, b: Run, trace_a: RecordedTrace, trace_b: RecordedTrac
         divergence=at,
         look_at=advice,
         differences=diff.differences,
+        computation=diff.computation,
         not_recorded=diff.not_recorded,
         notes=notes + diff.notes,
         not_compared=not_compared,
@@ -147,15 +161,41 @@ def diff_command(a: Path, b: Path) -> str:
     return f"make diff a={from_here(a)} b={from_here(b)} code=full"
 
 
-def _look_at(at: Divergence, detail: str, differences: Sequence[Difference], show_code: str) -> Iterator[str]:
+def _look_at(at: Divergence, detail: str, diff: RunDiff, show_code: str) -> Iterator[str]:
+    differences = diff.differences
     if any(one.key == "seed" for one in differences):
         yield "The seeds differ, so the first weights and all random numbers do."
         return
+    if diff.computation is not None:
+        yield f"The runs compute {diff.computation}. {' '.join(_cures(diff.computation, differences))}"
     if any(one.section == CODE and one.affects_results for one in differences):
         yield f"The code differs: {show_code} shows what was changed."
     if at.event == traces.ITERATION and detail != traces.STEP_DETAIL and at.further:
         yield "Inside an iteration the first of the list need not be the first in time; trace=step tells it."
     yield "docs/comparing.md lists causes by item."
+
+
+def _cures(computation: OtherComputation, differences: Sequence[Difference]) -> Iterator[str]:
+    """Sentences about how two runs can compute alike."""
+    causes = causes_of_computation(differences)
+    if keys := causes[CONFIGURATION]:
+        yield f"The configuration says so: {few(keys)}."
+        return
+    machines = causes[MACHINE]
+    # What a library has chosen follows from the processor.
+    settings = [key for key in causes[SETTINGS] if not machines or key.isupper()]
+    if settings:
+        yield f"Give both the same {few(settings)}."
+    if keys := causes[VERSIONS]:
+        yield f"Install the same {few(keys)}."
+    if any(key.startswith("gpu") for key in machines):
+        yield "The GPUs or their drivers differ, and no level makes those agree."
+    elif machines and computation.part == "convolution":
+        yield "The processors differ, and no level makes convolutions agree; other networks do not use them."
+    elif machines:
+        yield "The processors differ: on CPUs that pass its check, determinism=profile gives the same bits."
+    if not (settings or keys or machines or causes[CODE]):
+        yield "Nothing in the records explains it: look for other files of the libraries, or microcode."
 
 
 def headline(comparison: Comparison) -> str:
@@ -205,13 +245,17 @@ def report(comparison: Comparison) -> str:
         named += [("only a", at.only_a), ("only b", at.only_b)]
         lines += [f"  {title:7}{few(names, _LISTED)}" for title, names in named if names]
         lines += ["", "look at", *(f"  {i}. {text}" for i, text in enumerate(comparison.look_at, start=1))]
-    if differences:
-        lines += ["", f"what else differs ({len(differences)})"]
+    computes = [] if comparison.computation is None else [f"    computes {comparison.computation}"]
+    if differences or computes:
+        lines += ["", f"what else differs ({len(differences) + len(computes)})"]
     else:
         equal = [section for section in SECTIONS if section not in comparison.not_recorded]
         lines += ["", f"nothing else differs: {', '.join(equal)} are equal"]
-    for section in dict.fromkeys(one.section for one in differences):
-        lines += [f"  {section}", *(f"  {line}" for line in listed(differences, section, _LISTED))]
+    for section in SECTIONS:
+        shown = [f"  {line}" for line in listed(differences, section, _LISTED)]
+        if section == MACHINE:
+            shown = computes + shown
+        lines += [f"  {section}", *shown] if shown else []
     if comparison.not_recorded:
         lines.append(f"not recorded by both, so not compared: {', '.join(comparison.not_recorded)}")
     return "\n".join([*lines, *(f"note: {single_line(note)}" for note in comparison.notes)])

@@ -16,7 +16,8 @@ its effect is known, so changes are counted as a researcher would:
 * `resumed` is one, for each run that was resumed with other code or libraries, or compiled on another
   processor;
 * `settings` that were read back from the libraries or set in the process environment are one, unless another
-  factor explains them.
+  factor explains them;
+* `computation` is one if known computations gave other bits at the starts, and nothing else explains that.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from runlab.config.affects_results import (
 )
 from runlab.config.texts import few
 from runlab.machine import COMPILER
+from runlab.run.computed import OtherComputation, first_other
 from runlab.run.git import changes
 from runlab.run.paths import PROJECT
 from runlab.run.read import leaves
@@ -70,6 +72,10 @@ _CHOICES = {
 _FOLLOW = ("determinism.products", "determinism.blas_kernels")
 # Keys that exist only in runs whose user gave them.
 _GIVEN = ("env.kwargs.", "env.wrappers", "env.training_wrappers")
+# Differences that can make known computations differ, besides those of processors, GPUs and settings.
+_COMPUTING_KEYS = ("num_threads", "device", "determinism")
+_COMPUTING_CODE = "runlab/determinism/"
+_COMPUTING_VERSIONS = ("libc", "nvidia-", "torch's ", "numpy's ")  # starts of names
 # Keys that determine settings and environment variables.
 _SETTING_KEYS = {"num_threads", "device", "compile", "determinism", "algo", "env"}
 
@@ -128,12 +134,14 @@ class Difference:
 class RunDiff:
     """Differences between two runs.
 
-    `factors` has the change by the name of the thing that was changed. `changed_files` is None where the code
-    cannot be compared, and `not_recorded` has the sections that one of the records lacks. `notes` are facts
-    that the factors do not show.
+    `computation` is the first part of known computations that gave other bits. `factors` has the change by
+    the name of the thing that was changed. `changed_files` is None where the code cannot be compared, and
+    `not_recorded` has the sections that one of the records lacks. `notes` are facts that the factors do not
+    show.
     """
 
     differences: list[Difference]
+    computation: OtherComputation | None
     factors: dict[str, str]
     changed_files: list[str] | None
     not_recorded: list[str]
@@ -147,13 +155,35 @@ def diff_runs(a: Run, b: Run, project: Path = PROJECT) -> RunDiff:
 
 def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:
     """Differences between two loaded runs, of which `files` differ in their code (None: unknown)."""
-    facts = dict(zip(SECTIONS[1:], zip(_facts(a), _facts(b), strict=True), strict=True))
+    libraries = all(run.record.determinism.computed.libraries for run in (a, b))
+    sides = (_facts(run, libraries) for run in (a, b))
+    facts = dict(zip(SECTIONS[1:], zip(*sides, strict=True), strict=True))
     differences = list(_differences(a, b, files, facts))
     not_recorded = [] if _some_revision(a, b) else [CODE]
     not_recorded += [section for section, sides in facts.items() if not all(sides)]
-    return RunDiff(
-        differences, _factors(a, b, differences), files, not_recorded, list(_notes(a, b, differences, files))
-    )
+    computation = first_other(*(run.record.determinism.computed for run in (a, b)))
+    factors = _factors(a, b, differences)
+    if computation is not None and not any(causes_of_computation(differences).values()):
+        factors["computation"] = f'(from "{computation.part}" on)'
+    notes = list(_notes(a, b, differences, files))
+    return RunDiff(differences, computation, factors, files, not_recorded, notes)
+
+
+def causes_of_computation(differences: Iterable[Difference]) -> dict[str, list[str]]:
+    """By section, the keys of differences that can make known computations differ."""
+    causes: dict[str, list[str]] = {section: [] for section in SECTIONS}
+    for one in differences:
+        root = one.key.partition(".")[0]
+        can = {
+            CODE: one.key == REVISION or _COMPUTING_CODE in one.key,
+            CONFIGURATION: root in _COMPUTING_KEYS,
+            VERSIONS: one.key in COMPUTING_PACKAGES or one.key.startswith(_COMPUTING_VERSIONS),
+            MACHINE: root != "logical_cores",
+            SETTINGS: True,
+        }
+        if can[one.section] and one.affects_results:
+            causes[one.section].append(one.key)
+    return causes
 
 
 def _differences(a: Run, b: Run, files: list[str] | None, facts: _Facts) -> Iterator[Difference]:
@@ -173,12 +203,16 @@ def _differences(a: Run, b: Run, files: list[str] | None, facts: _Facts) -> Iter
                 yield Difference(section, key, one, other)
 
 
-def _facts(run: Run) -> Iterator[Mapping[str, Any]]:
-    """The facts of each section but the code; empty where nothing was recorded."""
+def _facts(run: Run, libraries: bool) -> Iterator[Mapping[str, Any]]:
+    """The facts of each section but the code; empty where nothing was recorded.
+
+    `libraries` says whether both runs recorded the libraries inside of packages, which are then versions.
+    """
     record, settings = run.record, run.record.determinism.settings
     yield {key: value for key, value in run.config.items() if key not in BOOKKEEPING_KEYS}
     software = {key: record.machine[key] for key in _SOFTWARE if record.machine.get(key)}
-    yield software | record.versions if record.versions else {}
+    inside = record.determinism.computed.libraries if libraries else {}
+    yield software | record.versions | inside if record.versions else {}
     on_gpu = run.config.get("device", "cpu") != "cpu"
     idle = (*_SOFTWARE, "memory_bytes", *(() if on_gpu else GPU_FACTS))
     yield {key: value for key, value in record.machine.items() if key not in idle}
@@ -247,7 +281,7 @@ def _factors(a: Run, b: Run, differences: Sequence[Difference]) -> dict[str, str
 
 def resumed_with(run: Run) -> list[str]:
     """The changes at resumes of a run that may have changed its results, except for a larger total."""
-    counted = ("code", "libraries", "cpu") if COMPILER in run.record.versions else ("code", "libraries")
+    counted = ["code", "libraries", "computation", *["cpu"] * (COMPILER in run.record.versions)]
     changed = dict.fromkeys(key for part in run.record.resumed for key in part.changed)
     return [key for key in changed if key in counted]
 

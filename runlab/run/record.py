@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from runlab.errors import ConfigError
 from runlab.machine import COMPILER
+from runlab.run.computed import ComputationFacts
 from runlab.run.files import replace_text, strict_json
 from runlab.run.git.snapshot import GitRecord
 from runlab.run.paths import RECORD, SEARCH, SWEEP_INDEX
@@ -29,8 +30,6 @@ RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "inter
 
 # The id of a run becomes a part of paths and of refs.
 RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")]
-PartName = Annotated[str, Meta(pattern=r"^[a-z][a-z ]{0,39}\Z")]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 # Command line, host and process are left out of an outcome, which is pushed with the run's ref.
 _PRIVATE = ("command_line", "working_directory", "pid", "hostname", "sweep", "outcome_not_recorded")
 
@@ -45,21 +44,8 @@ class SweepMembership:
 
 
 @dataclass(slots=True, kw_only=True)
-class ComputationFacts:
-    """Digests of known computations at the start of a run, and the libraries inside of packages by version.
-
-    The digests are by the name of the part, from causes to effects (determinism/computations.py). Those of
-    another `definition` cannot be compared.
-    """
-
-    definition: Line = ""
-    digests: Annotated[dict[PartName, Digest], Meta(max_length=50)] = field(default_factory=dict)
-    libraries: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
 class DeterminismFacts:
-    """The level of a run, its settings as read back from the libraries, and the checks that were made."""
+    """The level of a run, its settings as read back from the libraries, checks, and known computations."""
 
     level: Line = ""
     settings: dict[str, Any] = field(default_factory=dict)

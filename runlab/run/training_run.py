@@ -25,6 +25,7 @@ from runlab.errors import ConfigError, RunError, in_a_line
 from runlab.interfaces import Algorithm, Environments
 from runlab.machine import machine_facts, package_versions
 from runlab.run import paths
+from runlab.run.computed import ComputationFacts, first_other
 from runlab.run.continuation import Continuation, check_used, cut_back, find_continuation, restore
 from runlab.run.files import LineFile, lock, make_durable_folder, replace_text, to_stderr
 from runlab.run.git import snapshot
@@ -38,7 +39,6 @@ from runlab.run.record import (
     FINISHED,
     INTERRUPTED,
     RUNNING,
-    ComputationFacts,
     DeterminismFacts,
     RunRecord,
     this_process,
@@ -173,7 +173,7 @@ class TrainingRun:
             check_used(self._continuation, self._git, self._used, self._job.accept)
             if self._continuation.checkpoint is not None:
                 restore(algorithm, self._continuation.checkpoint)
-            self._record = self._resume(self._continuation)
+            self._record = self._resume(self._continuation, facts.computed)
 
     def observe(self, algorithm: Algorithm, envs: Environments, stopping: Callable[[], bool]) -> RunObservers:
         """Set up everything that looks at the run; `stopping` says whether it has been asked to end."""
@@ -270,12 +270,15 @@ class TrainingRun:
             raise RunError(f"{path} cannot be written: {error.strerror}; nothing was begun") from error
         return record
 
-    def _resume(self, continuation: Continuation) -> RunRecord:
+    def _resume(self, continuation: Continuation, computed: ComputationFacts) -> RunRecord:
         """Add this part to the record, and remove everything after the checkpoint."""
         record, part = continuation.record, continuation.part
         text, before = to_yaml(self.config), record.git
         self._git = git = snapshot.commit_run(PROJECT, self._git, self._job.run_id, text, before)
         part.commit = git.commit
+        if (other := first_other(record.determinism.computed, computed)) is not None:
+            part.changed["computation"] = [f"{other.part} {other.a}", f"{other.part} {other.b}"]
+            part.notes.append(f"from here on this run (b) computes {other} than it did at its start (a)")
         record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
         record.env_steps = None
         if record.used is not None:

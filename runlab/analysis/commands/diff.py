@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from runlab.analysis.differences import CODE, SECTIONS, diff_runs, listed, verdict
+from runlab.analysis.differences import CODE, MACHINE, SECTIONS, diff_runs, listed, verdict
 from runlab.analysis.runs import NOTHING, Run, cell, load_run, single_line
 from runlab.config.command_args import argument, one_of
 from runlab.config.terminal import escaped, raw
@@ -46,6 +46,8 @@ def main(args: Args) -> int:
             one for one in diff.differences if not (full and one.key in (diff.changed_files or ()))
         ]
         shown = list(listed(differences, section))
+        if section == MACHINE and diff.computation is not None:
+            shown.insert(0, f"  computes {diff.computation}")
         nothing = "not recorded" if section in diff.not_recorded else "equal"
         print("", section if shown or full else f"{section}: {nothing}", sep="\n")
         if text and full:
