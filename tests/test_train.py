@@ -18,6 +18,7 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from conftest import (
     RECORDED,
     Configure,
@@ -38,6 +39,7 @@ from rltemplate.algos.ppo import PPO
 from runlab.__main__ import main as command
 from runlab.config.loading import complete
 from runlab.config.project import ALGORITHMS
+from runlab.determinism import computations
 from runlab.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
 from runlab.engine import CompilerError
 from runlab.envs.codec import FlatCodec
@@ -346,6 +348,30 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
     ended = record(run_dir)
     assert (ended["status"], ended["outcome_not_recorded"]) == ("interrupted", "no snapshot in this test")
     assert newest_state(run_dir)["env_steps"] == 64
+
+
+def test_every_run_records_its_known_computations_and_a_resume_tells_the_first_that_differs(
+    configure: Configure, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        assert run(job_in(tmp_path / name, configure)) == 0
+    computed, again = (record(tmp_path / name)["determinism"]["computed"] for name in ("a", "b"))
+    assert computed == again
+    assert [*computed["digests"]][:7] == [*[*computations.PARTS][:6], "convolution"]
+    assert "torch's oneDNN" in computed["libraries"] or not torch.backends.mkldnn.is_available()
+
+    # The beginning of b was made elsewhere.
+    values = record(tmp_path / "b")
+    values["determinism"]["computed"]["digests"] |= {"sums": "0" * 16, "update": "0" * 16}
+    (tmp_path / "b" / paths.RECORD).write_text(json.dumps(values))
+    for name, changed in (("a", set()), ("b", {"computation"})):
+        assert run(job_in(tmp_path / name, configure, "total_env_steps=320", resume=True)) == 0
+        (part,) = record(tmp_path / name)["resumed"]
+        assert {*part["changed"]} - {"total_env_steps"} == changed
+    assert part["changed"]["computation"] == [f"sums {'0' * 16}", f"sums {again['digests']['sums']}"]
+    printed = capfd.readouterr().err
+    assert printed.count('this run (b) computes differently from "sums" on (digest a 0000') == 1
+    assert differences(tmp_path / "a", tmp_path / "b") == []
 
 
 def test_a_full_disk_costs_a_note_and_at_either_end_of_a_run_an_error(

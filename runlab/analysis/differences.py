@@ -75,7 +75,7 @@ _GIVEN = ("env.kwargs.", "env.wrappers", "env.training_wrappers")
 # Differences that can make known computations differ, besides those of processors, GPUs and settings.
 _COMPUTING_KEYS = ("num_threads", "device", "determinism")
 _COMPUTING_CODE = "runlab/determinism/"
-_COMPUTING_VERSIONS = ("libc", "nvidia-", "torch's ", "numpy's ")  # starts of names
+_COMPUTING_VERSIONS = ("nvidia-", "torch's ", "numpy's ")  # starts of names
 # Keys that determine settings and environment variables.
 _SETTING_KEYS = {"num_threads", "device", "compile", "determinism", "algo", "env"}
 
@@ -177,7 +177,8 @@ def causes_of_computation(differences: Iterable[Difference]) -> dict[str, list[s
         can = {
             CODE: one.key == REVISION or _COMPUTING_CODE in one.key,
             CONFIGURATION: root in _COMPUTING_KEYS,
-            VERSIONS: one.key in COMPUTING_PACKAGES or one.key.startswith(_COMPUTING_VERSIONS),
+            VERSIONS: one.key in (*COMPUTING_PACKAGES, "libc", "python")
+            or one.key.startswith(_COMPUTING_VERSIONS),
             MACHINE: root != "logical_cores",
             SETTINGS: True,
         }

@@ -40,7 +40,8 @@ def _tensor(
     *shape: int, double: bool = False, low: float = -1.0, high: float = 1.0, device: torch.device = CPU
 ) -> Tensor:
     numbers = _numbers(math.prod(shape), low, high).reshape(shape)
-    return torch.from_numpy(numbers if double else numbers.astype(np.float32)).to(device)
+    # A copy, since torch aligns memory as libraries like it, and their bits may depend on that.
+    return torch.from_numpy(numbers if double else numbers.astype(np.float32)).to(device, copy=True)
 
 
 def libm() -> Results:

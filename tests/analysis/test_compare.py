@@ -305,3 +305,78 @@ def test_json_and_the_exit_status_say_the_same(
     assert document["differences"] == [seed]
     assert document["not_recorded"] == ["versions"]
     assert verdict != "diverged" or "The seeds differ" in document["look_at"][0]
+
+
+def facts(digests: str, **more: Any) -> dict[str, Any]:
+    """Entries of a record whose known computations gave these digests, of a digit each."""
+    parts = dict(zip(("libm", "products", "convolution"), (each * 16 for each in digests), strict=True))
+    level = {"level": "repeat", "settings": {"mkl": True} | more.pop("settings", {})}
+    return {"versions": {"torch": "2"}, "determinism": level | {"computed": {"digests": parts}}} | more
+
+
+WHERE = 'differently from "products" on (digest a 1111111111111111, b 7777777777777777); '
+WHERE += "equal before it: libm; equal after it: convolution"
+PROFILE = "The processors differ: on CPUs that pass its check, determinism=profile gives the same bits."
+
+
+@pytest.mark.parametrize(
+    ("more", "config", "cure"),
+    [
+        ({"machine": {"cpu": "other"}}, {}, PROFILE),
+        ({"machine": {"cpu": "other"}, "settings": {"mkl_branch": "AVX2"}}, {}, PROFILE),
+        ({"environment": {"MKL_CBWR": "AVX2"}}, {}, "Give both the same MKL_CBWR."),
+        ({"versions": {"torch": "3"}}, {}, "Install the same torch."),
+        ({"settings": {"products": "padded"}}, {"num_threads": 2}, "The configuration says so: num_threads."),
+        ({}, {}, "Nothing in the records explains it: look for other files of the libraries, or microcode."),
+        ({"machine": {"cpu": "other"}, "versions": {"torch": "3"}}, {}, f"Install the same torch. {PROFILE}"),
+    ],
+)
+def test_the_first_part_that_is_computed_differently_comes_with_a_cure(
+    make_run: MakeRun, more: dict[str, Any], config: dict[str, Any], cure: str
+) -> None:
+    a = make_run("-a", trace(), {"num_threads": 1}, **facts("012"))
+    b = make_run("-b", trace(("step", 1, 0, "policy")), {"num_threads": 1} | config, **facts("072", **more))
+    result = compare_runs(a, b)
+    assert result.look_at[0] == f"The runs compute {WHERE}. {cure}"
+    lines = report(result).splitlines()
+    at = lines.index("  machine")
+    assert lines[at + 1] == f"    computes {WHERE}"
+    # Nothing is said where all digests are equal.
+    c = make_run("-c", trace(("step", 1, 0, "policy")), {"num_threads": 1} | config, **facts("012", **more))
+    text = report(compare_runs(a, c))
+    assert "comput" not in text
+    assert ("what else differs" in text) == bool(more or config)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "cure"),
+    [
+        ("x", "H200", "The GPUs or their drivers differ, and no level makes those agree."),
+        ("y", "H100", "no level makes convolutions agree; other networks do not use them."),
+    ],
+)
+def test_a_gpu_and_a_convolution_have_cures_of_their_own(
+    make_run: MakeRun, cpu: str, gpu: str, cure: str
+) -> None:
+    machines = [{"cpu": each, "gpus": [{"name": name}]} for each, name in (("x", "H100"), (cpu, gpu))]
+    a, b = (facts(each, machine=machine) for each, machine in zip(("012", "017"), machines, strict=True))
+    one = make_run("-a", trace(), {"device": "cuda"}, **a)
+    other = make_run("-b", trace(("step", 1, 0, "policy")), {"device": "cuda"}, **b)
+    assert compare_runs(one, other).look_at[0].endswith(cure)
+
+
+def test_another_computation_is_shown_for_equal_traces_and_by_diff(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run("-a", trace(), **facts("012")), make_run("-b", trace(), **facts("072"))
+    assert main(["compare", f"a={a}", f"b={b}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"what else differs (1)", "  machine", f"    computes {WHERE}"} <= set(lines)
+    assert main(["diff", f"a={a}", f"b={b}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"machine", f"  computes {WHERE}"} <= set(lines)
+    assert lines[-1] == '1 thing differs: computation (from "products" on)'
+    assert main(["compare", f"a={a}", f"b={b}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["computation"]["part"] == "products"
+    assert main(["stats", f"runs={a.parents[1]}/*/*"]) == 0
+    assert capsys.readouterr().out.count("ppo on Thing") == 1  # they are one experiment

@@ -21,6 +21,7 @@ from runlab.config.affects_results import (
     code_rule,
     package_affects_results,
 )
+from runlab.errors import ConfigError
 from runlab.run.record import RunRecord
 
 PPO = {"name": "ppo", "gamma": 0.99, "clip_coef": 0.2, "hidden_sizes": [64, 64]}
@@ -321,3 +322,89 @@ def test_the_command_shows_the_changes(
     assert {f"{section}: equal" for section in ("versions", "machine", "settings")} <= set(lines)
     assert main([*words, "code=full"]) == 0
     assert "\n+# another thought\n" in capsys.readouterr().out
+
+
+def computed(*digests: str, definition: str = "d", libraries: dict[str, str] | None = None) -> dict[str, Any]:
+    """The part of a record about known computations, with a digest for each part."""
+    made = {part: digit * 16 for part, digit in zip(("libm", "sums", "products"), digests, strict=False)}
+    facts = {"digests": made, "definition": definition, "libraries": libraries or {"torch's MKL": "1"}}
+    return {"determinism": {"computed": facts}}
+
+
+SAME = "0", "1", "2"
+OTHER = "0", "7", "7"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "part"),
+    [
+        (computed(*SAME), computed(*SAME), None),
+        (computed(*SAME), computed(*OTHER), "sums"),
+        (computed(*SAME), computed("0", "1", "7"), "products"),
+        (computed(*SAME), computed("7", "1", "2"), "libm"),
+        (computed(*SAME), computed("0"), None),  # only parts of both are compared
+        (computed(*SAME), computed(*OTHER, definition="e"), None),
+        (computed(*SAME), {}, None),  # of an earlier version
+        (computed(*SAME), {"determinism": {"computed": None}}, None),
+    ],
+)
+def test_the_first_part_that_is_computed_differently_is_one_difference_if_nothing_explains_it(
+    a: dict[str, Any], b: dict[str, Any], part: str | None
+) -> None:
+    one, other = run("a", **a), run("b", **b)
+    diff = compare_records(one, other, [])
+    assert (diff.computation and diff.computation.part) == part
+    assert names(one, other) == ([] if part is None else ["computation"])
+    assert diff.differences == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"machine": {"cpu": "Intel"}}, "hardware"),
+        ({"versions": {"torch": "2.14.0"}}, "versions"),
+        (computed(*OTHER, libraries={"torch's MKL": "2"}), "versions"),
+        ({"environment": {"ATEN_CPU_CAPABILITY": "avx2"}}, "settings"),
+        ({"config": {"num_threads": 2}}, "num_threads"),
+        # these compute nothing of it
+        ({"machine": {"logical_cores": 4}}, "hardware computation"),
+        ({"versions": {"somebodys-env": "2"}}, "versions computation"),
+        ({"config": {"algo.gamma": 0.9}}, "algo.gamma computation"),
+    ],
+)
+def test_other_digests_are_no_further_difference_where_another_explains_them(
+    changes: dict[str, Any], expected: str
+) -> None:
+    both: dict[str, Any] = {"versions": {"somebodys-env": "1"}}
+    b = run("b", **both | computed(*OTHER) | changes)
+    assert names(run("a", **both, **computed(*SAME)), b) == expected.split()
+    assert names(run("a", **both, **computed(*OTHER)), b) == expected.removesuffix("computation").split()
+
+
+def test_libraries_inside_of_packages_are_versions_where_both_runs_recorded_them() -> None:
+    a, b = run("a", **computed(*SAME)), run("b", **computed(*SAME, libraries={"torch's MKL": "2"}))
+    assert [*listed(compare_records(a, b, []).differences, "versions")] == ["  torch's MKL  1 -> 2"]
+    assert compare_records(a, run("b"), []).differences == []
+
+
+def test_a_part_of_a_run_that_was_computed_differently_is_told() -> None:
+    b = run("b", resumed=[{"changed": {"computation": ["sums 1", "sums 7"]}}])
+    assert names(run("a"), b) == ["resumed"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"digests": {"sums": "\x1b[31m"}},
+        {"digests": {"sums": 5}},
+        {"digests": {"\x1b[31m": "0" * 16}},
+        {"digests": {f"{chr(97 + i % 26) * (1 + i // 26)}": "0" * 16 for i in range(900)}},
+        {"digests": {"sums": "0" * 100_000}},
+        {"digests": ["sums"]},
+        {"definition": "\x1b[31m"},
+        {"libraries": {"torch's MKL": "1\n2"}},
+    ],
+)
+def test_a_hostile_record_costs_a_line(facts: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"b is damaged, or of another version: [^\n]{20,300}\Z"):
+        run("b", determinism={"computed": facts})

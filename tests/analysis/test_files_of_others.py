@@ -47,6 +47,12 @@ FACTS: dict[str, Any] = {
     "trace": {"digest": "0f", "iterations": 3},
     "versions": {"torch": "2"},
     "environment": {"X": "1"},
+    "determinism": {
+        "level": "repeat",
+        "settings": {"mkl": True},
+        "checks": {"repeats": {"holds": True}},
+        "computed": {"definition": "d", "digests": {"libm": "0" * 16}, "libraries": {"torch's MKL": "1"}},
+    },
     "error": "no luck",
     "git": {"tree": "a" * 40, "dirty": True, "skipped": [{"path": "a", "reason": "b", "bytes": 5}]},
 }
