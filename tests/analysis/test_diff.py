@@ -201,7 +201,7 @@ def test_what_else_is_to_be_known_is_noted() -> None:
 
 IDLE = "runlab/analysis/diff.py runlab/rerun/zoom.py docs/a conf/env/A.yaml a.tex b.mp4 Makefile "
 IDLE += "runlab/run/sinks/console.py runlab/launch/sweep.py runlab/__main__.py "
-IDLE += "runlab/config/cli/x.py"
+IDLE += "runlab/config/cli/x.py runlab/determinism/computations.py"
 USED = [
     *IDLE.split()[-4:],
     "runlab/engine.py",
