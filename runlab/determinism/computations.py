@@ -216,8 +216,8 @@ def _convolution(device: torch.device) -> Results:
             weight, bias = (_tensor(*size, device=device).requires_grad_() for size in (shape, shape[:1]))
             with torch.enable_grad(), _one_algorithm():
                 y = F.conv2d(x, weight, bias, stride)
-                total = (y * y.detach()).sum()
-                yield from (y.detach(), *torch.autograd.grad(total, (x, weight, bias)))
+                gradients = torch.autograd.grad((y * y.detach()).sum(), (x, weight, bias))
+            yield from (y.detach(), *gradients)
             x = 0.05 * y.detach()
 
 
@@ -259,11 +259,17 @@ def digests(device: torch.device, compiles: bool, with_physics: bool, _settings:
     """The digest of every part by its name, in order; computed once for equal settings of the process.
 
     `compiles` says whether the run compiles its updates, and `with_physics` whether it uses MuJoCo, which
-    takes a tenth of a second to load.
+    takes a tenth of a second to load. A part that this device or its libraries cannot compute is left out: a
+    run may not need it.
     """
     left_out = {"compiled products"} if not compiles or device.type != "cpu" else set()
     left_out |= set() if with_physics else {"physics"}
-    return {name: digest(part(device)) for name, part in PARTS.items() if name not in left_out}
+    made = {}
+    for name, part in PARTS.items():
+        if name not in left_out:
+            with contextlib.suppress(RuntimeError):
+                made[name] = digest(part(device))
+    return made
 
 
 def digest(results: Results) -> str:

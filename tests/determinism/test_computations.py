@@ -132,14 +132,19 @@ def test_nothing_of_the_process_is_changed_or_drawn() -> None:
     assert state() != before  # a draw is seen
 
 
-def test_digests_are_computed_once_for_equal_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_are_computed_once_for_equal_settings_without_parts_that_cannot_be_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[torch.device] = []
 
     def sums(device: torch.device) -> list[Any]:
         calls.append(device)
         return []
 
-    monkeypatch.setattr(computations, "PARTS", {"sums": sums, "physics": sums})
+    def cannot(_: torch.device) -> list[Any]:
+        raise RuntimeError("no kernel for this device")
+
+    monkeypatch.setattr(computations, "PARTS", {"random": cannot, "sums": sums, "physics": sums})
     name = f"{next(numbers)}"
     one, again = (computations.digests(computations.CPU, False, False, name) for _ in range(2))
     assert (one, [*one], calls) == (again, ["sums"], [computations.CPU])
