@@ -150,3 +150,11 @@ def test_digests_are_computed_once_for_equal_settings_without_parts_that_cannot_
     assert (one, [*one], calls) == (again, ["sums"], [computations.CPU])
     computations.digests(computations.CPU, False, False, f"{next(numbers)}")
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("part", ["elementary", "sums", "products", "convolution", "update"])
+def test_every_tensor_is_on_the_device_of_the_run(part: str) -> None:
+    """On a device without numbers, which refuses operations with tensors of the CPU as a GPU does."""
+    results = [*computations.PARTS[part](torch.device("meta"))]
+    assert len(results) > 5
+    assert {each.device.type for each in results} == {"meta"}
