@@ -1,11 +1,11 @@
 """How far the policy that acts is from the one that learns, with and without replay of the router's choices.
 
-`python results/mismatch.py` writes `rows.csv` and `page.md` of `results/mismatch/`, in a few minutes.
+`python results/mismatch.py` writes `rows.csv` and `page.md` of `results/mismatch/`, in about ten minutes.
 
-A mixture of experts is trained in float32. Then it acts for 4,096 steps in several kinds of numbers, and the
-policy that learns, with the same weights in float32, computes the probabilities of the same actions: once with
-the experts of the rollout (replay), once with those that it chooses itself. Of r, the logarithm of the ratio of
-both probabilities, the table has
+A mixture of experts is trained in float32, with three seeds. Then it acts for 4,096 steps in several kinds of
+numbers, and the policy that learns, with the same weights in float32, computes the probabilities of the same
+actions: once with the experts of the rollout (replay), once with those that it chooses itself. Of r, the
+logarithm of the ratio of both probabilities, the table has
 * the mean of e^r - 1 - r, an estimate of the KL divergence that is never negative (k3 of Schulman,
   joschu.net/blog/kl-approx.html);
 * the largest |e^r - 1|, the distance of a ratio from 1;
@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -44,9 +45,9 @@ PLAIN = (
     "compile=false",
     "env.num_workers=0",
     "device=cpu",
-    "seed=1",
     "~local",
 )
+SEEDS = (1, 2, 3)
 TASKS = {
     "Hopper": ("env=Hopper", "total_env_steps=60000"),
     "CartPole": ("env=CartPole", "recipe=ppo-CartPole", "total_env_steps=20000"),
@@ -67,6 +68,7 @@ class Row:
     """One rollout; `own` is without replay, `replayed` with it."""
 
     env: str
+    seed: int
     acting: str
     samples: int
     flips: float  # share of samples
@@ -81,7 +83,7 @@ class Row:
 def main() -> None:
     """Train, measure, and write the table."""
     register_schemas()
-    rows = [row for env in TASKS for row in measured(env)]
+    rows = [row for env in TASKS for seed in SEEDS for row in measured(env, seed)]
     FOLDER.mkdir(exist_ok=True)
     with (FOLDER / "rows.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [spec.name for spec in fields(Row)])
@@ -97,14 +99,17 @@ def made(*words: str) -> PPOMoE:
     return algorithm
 
 
-def trained(env: str) -> Mapping[str, Any]:
+def trained(env: str, seed: int) -> Mapping[str, Any]:
     """The state after training in float32, without that of its environments and streams."""
-    algorithm, began = made(*TASKS[env]), time.perf_counter()
+    algorithm, began = made(*TASKS[env], f"seed={seed}"), time.perf_counter()
     while algorithm.env_steps < algorithm.total_env_steps:
         algorithm.train_iteration()
         left = f"{algorithm.env_steps}/{algorithm.total_env_steps}"
         print(
-            f"\r{env}: step {left}, {time.perf_counter() - began:.0f} s", end="", file=sys.stderr, flush=True
+            f"\r{env}, seed {seed}: step {left}, {time.perf_counter() - began:.0f} s",
+            end="",
+            file=sys.stderr,
+            flush=True,
         )
     print(file=sys.stderr)
     algorithm.close()
@@ -112,18 +117,18 @@ def trained(env: str) -> Mapping[str, Any]:
     return {name: value for name, value in state.items() if name not in ("streams", "envs", "obs")}
 
 
-def measured(env: str) -> Iterator[Row]:
+def measured(env: str, seed: int) -> Iterator[Row]:
     """A row for each way of acting."""
-    state = trained(env)
+    state = trained(env, seed)
     for acting, words in ACTING.items():
-        algorithm = made(*TASKS[env], *ROLLOUT, *words)
+        algorithm = made(*TASKS[env], f"seed={seed}", *ROLLOUT, *words)
         algorithm.load_state_dict(state)
-        yield row(algorithm, env, acting)
+        yield row(algorithm, env, seed, acting)
         algorithm.close()
 
 
 @torch.no_grad()
-def row(algorithm: PPOMoE, env: str, acting: str) -> Row:
+def row(algorithm: PPOMoE, env: str, seed: int, acting: str) -> Row:
     """One rollout, and both passes over it."""
     params = algorithm.state.net.params
     rollout = algorithm.collect(algorithm.begin_iteration())
@@ -138,6 +143,7 @@ def row(algorithm: PPOMoE, env: str, acting: str) -> Row:
     kl_replayed, largest_replayed, extreme_replayed = apart(rollout)
     return Row(
         env=env,
+        seed=seed,
         acting=acting,
         samples=rollout.reward.numel(),
         flips=float(algorithm.changed(params, rollout.normalized_obs, recorded).float().mean()),
@@ -160,20 +166,27 @@ def page(rows: list[Row]) -> str:
         "# The policy that acts, and the one that learns",
         "",
         f"Made with `python results/mismatch.py` at commit {commit} on {facts['cpu']}: PPO with 8 experts,",
-        "2 of which are chosen, trained in float32 (60,000 steps of Hopper, 20,000 of CartPole), then one",
-        "rollout of 4,096 samples for each row. Without replay / with replay of the experts that acted.",
+        "2 of which are chosen, trained in float32 (60,000 steps of Hopper, 20,000 of CartPole) with seeds",
+        f"{', '.join(map(str, SEEDS))}, then one rollout of 4,096 samples for each seed and row. Means over the",
+        "seeds; of the largest ratios the largest. Without replay / with replay of the experts that acted.",
         "",
         "| environment | policy that acts | flips | KL | largest abs(ratio - 1) | ratios outside 1/2 to 2 |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
+    for env, acting in dict.fromkeys((row.env, row.acting) for row in rows):
+        of_seeds = [row for row in rows if (row.env, row.acting) == (env, acting)]
+
+        def mean(name: str, of_seeds: list[Row] = of_seeds) -> float:
+            return fmean(getattr(row, name) for row in of_seeds)
+
+        largest = (max(row.largest_own for row in of_seeds), max(row.largest_replayed for row in of_seeds))
         cells = (
-            row.env,
-            row.acting,
-            f"{100 * row.flips:.2f} %",
-            f"{row.kl_own:.1e} / {row.kl_replayed:.1e}",
-            f"{row.largest_own:.2g} / {row.largest_replayed:.2g}",
-            f"{100 * row.extreme_own:.2f} % / {100 * row.extreme_replayed:.2f} %",
+            env,
+            acting,
+            f"{100 * mean('flips'):.2f} %",
+            f"{mean('kl_own'):.1e} / {mean('kl_replayed'):.1e}",
+            f"{largest[0]:.2g} / {largest[1]:.2g}",
+            f"{100 * mean('extreme_own'):.2f} % / {100 * mean('extreme_replayed'):.2f} %",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
