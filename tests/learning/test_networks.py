@@ -50,6 +50,17 @@ def test_a_network_with_state_beside_its_parameters_is_refused() -> None:
         FlatModule(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
 
 
+def test_parameters_of_another_type_are_refused_and_not_computed_unseen() -> None:
+    network: FlatModule[torch.Tensor] = FlatModule(mlp([3, 2], "tanh", torch.Generator()))
+    for grad in (True, False):
+        with (
+            torch.set_grad_enabled(grad),
+            pytest.raises(TypeError, match="of torch.bfloat16 for a network of"),
+        ):
+            network.apply(network.init_params.bfloat16(), torch.zeros(1, 3))
+    assert network.apply(network.init_params.clone(), torch.zeros(1, 3)).dtype == torch.float32
+
+
 def test_default_initialisation_is_torchs_distribution() -> None:
     layer = mlp([400, 1000], "relu", torch.Generator())
     for values in layer.get_parameter("0.weight").detach(), layer.get_parameter("0.bias").detach():
