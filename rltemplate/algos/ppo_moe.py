@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runlab.determinism import kernels
+
 from ..learning.algorithm import columns_mean
 from ..learning.distributions import Categorical, DiagGaussian
 from ..learning.networks import Linear, Rows, mlp
@@ -59,7 +61,7 @@ def loads(experts: Tensor, num_experts: int) -> Tensor:
 
 def balance(load: Tensor, logits: Tensor) -> Tensor:
     """E sum_e f_e p_e, 0-d: loads f_e (E,), mean probabilities p_e (arXiv 2101.03961, eq. 4)."""
-    return len(load) * (load * columns_mean(F.softmax(logits, -1))).sum()
+    return len(load) * kernels.total(load * columns_mean(F.softmax(logits, -1)))
 
 
 def rounded(weights: Tensor, bits: int) -> Tensor:

@@ -55,7 +55,7 @@ def test_parameters_of_another_type_are_refused_and_not_computed_unseen() -> Non
     for grad in (True, False):
         with (
             torch.set_grad_enabled(grad),
-            pytest.raises(TypeError, match="of torch.bfloat16 for a network of"),
+            pytest.raises(TypeError, match=r"of torch\.bfloat16 for a network of"),
         ):
             network.apply(network.init_params.bfloat16(), torch.zeros(1, 3))
     assert network.apply(network.init_params.clone(), torch.zeros(1, 3)).dtype == torch.float32
