@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# A function of encoded observations (B, O) and a memory: deterministic actions (B, A), and the memory (B, M)
+# after them, for the next call. The memory is None at the start of episodes, and always None for an algorithm
+# that has none. Each row belongs to an episode, so that a caller drops the rows of episodes that have ended.
+Act = Callable[["np.ndarray", "np.ndarray | None"], tuple["np.ndarray", "np.ndarray | None"]]
+
+
 class Episode(NamedTuple):
     """A finished episode as the environment counted it: undiscounted, unscaled return and its length."""
 
@@ -87,8 +93,8 @@ class Algorithm(Protocol):
 
     Further members are optional: `replay`, a `Replay` whose `added` stands in the state; `probe`, a `Probe`
     that gets values within an iteration; `forward_passes()`, the networks by name as `ForwardPass`, without
-    which no level above `repeat` can be tested; and those of `trial.Compiled`, by which compiled programs are
-    tried before the run.
+    which no level above `repeat` can be tested; `act_from`, an `Act`, where actions depend on a memory; and
+    those of `trial.Compiled`, by which compiled programs are tried before the run.
     """
 
     env_steps: int  # environment steps of training, summed over parallel environments
@@ -97,7 +103,10 @@ class Algorithm(Protocol):
         """Collect and learn until the next point at which the run may be observed."""
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """Deterministic actions (B, A) for encoded observations (B, O). Changes no state of training."""
+        """Deterministic actions (B, A) for encoded observations (B, O). Changes no state of training.
+
+        An algorithm with a memory acts as at the start of episodes.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all state but the replay buffer: tensors, numbers, strings and None in dicts and lists.
@@ -120,6 +129,12 @@ def replay_of(algorithm: Algorithm) -> Replay | None:
     """The replay buffer of an algorithm; None if it has none."""
     replay: Replay | None = getattr(algorithm, "replay", None)
     return replay
+
+
+def act_of(algorithm: Algorithm) -> Act:
+    """How an algorithm acts, with or without a memory."""
+    act_from: Act | None = getattr(algorithm, "act_from", None)
+    return act_from or (lambda obs, memory: (algorithm.act(obs), None))
 
 
 def forward_passes_of(algorithm: Algorithm) -> Mapping[str, ForwardPass] | None:

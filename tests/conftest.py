@@ -30,6 +30,7 @@ from filelock import FileLock
 from hydra import compose, initialize_config_dir
 
 from rltemplate.algos.ppo_config import PPOConfig
+from rltemplate.algos.ppo_recurrent_config import PPORecurrentConfig
 from rltemplate.learning.config import OffPolicyConfig
 from runlab.config.loading import to_config
 from runlab.config.project import ALGORITHMS, project, project_folder
@@ -51,6 +52,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the backgro
 # What makes one iteration of an algorithm a matter of a tenth of a second, by the type of its configuration.
 FEW_STEPS = {
     PPOConfig: "algo.num_steps=16 algo.num_minibatches=4 algo.update_epochs=2",
+    PPORecurrentConfig: "algo.sequence_length=4 algo.memory_size=8",
     OffPolicyConfig: "algo.steps_per_iteration=24 algo.learning_starts=8 algo.batch_size=8 "
     "algo.buffer_size=64",
 }

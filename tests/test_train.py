@@ -324,7 +324,10 @@ def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it
             env, steps = gym.make("Pendulum-v1", max_episode_steps=limit), itertools.count(1)
             return gym.wrappers.TransformReward(env, lambda _: math.nan if next(steps) == broken_at else 1.0)
 
-        episodes = evaluate(make, codec, lambda obs: np.zeros((len(obs), 1), np.float32), [1, 2])
+        def act(obs: np.ndarray, _memory: np.ndarray | None) -> tuple[np.ndarray, None]:
+            return np.zeros((len(obs), 1), np.float32), None
+
+        episodes = evaluate(make, codec, act, [1, 2])
         return [episode.length for episode in episodes]
 
     monkeypatch.setattr("runlab.run.evaluation._LONGEST_EPISODE", 5)

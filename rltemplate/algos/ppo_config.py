@@ -42,7 +42,7 @@ class PPOConfig(GradientConfig):
             yield (
                 f"algo.num_minibatches={self.num_minibatches} does not divide the rollout of {rollout} "
                 f"samples (algo.num_steps={self.num_steps} x env.num_envs={num_envs}); "
-                f"nearest that does: {_nearest_divisor(rollout, self.num_minibatches)}"
+                f"nearest that does: {nearest_divisor(rollout, self.num_minibatches)}"
             )
         elif rollout == self.num_minibatches and self.normalize_advantage:
             yield (
@@ -69,6 +69,6 @@ ENTRY = Entry(
 )
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
+def nearest_divisor(number: int, wanted: int) -> int:
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return min([*small, *(number // d for d in small)], key=lambda d: (abs(d - wanted), d))

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons and their initialisation."""
+"""Multi-layer perceptrons, a recurrent unit, and their initialisation."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ def mlp(
         last = i == len(sizes) - 2
         layer = Linear(size_in, size_out)
         if orthogonal_gain is None:
-            bound = 1.0 / math.sqrt(size_in)
-            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
-            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+            _fill(layer, 1.0 / math.sqrt(size_in), generator)
         else:
             gain = orthogonal_gain if last else math.sqrt(2.0)
             layer.weight.data.copy_(gain * orthogonal(size_out, size_in, generator))
@@ -80,6 +78,51 @@ def mlp(
         if not last:
             layers.append(ACTIVATIONS[activation]())
     return Rows(*layers)
+
+
+def _fill(layer: Linear, bound: float, generator: torch.Generator) -> None:
+    """Weights and biases from U(-bound, bound)."""
+    nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+    nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+class GRU(nn.Module):
+    """A gated recurrent unit (Cho et al. 2014, arXiv 1406.1078) with the formulas of torch.nn.GRU.
+
+    It is made of the operations whose bits a level controls; those of torch.nn.GRU are the library's.
+    """
+
+    def __init__(self, size_in: int, size: int, orthogonal_init: bool, generator: torch.Generator) -> None:
+        super().__init__()
+        self.of_input, self.of_memory = Linear(size_in, 3 * size), Linear(size, 3 * size)
+        for layer in (self.of_input, self.of_memory):
+            if orthogonal_init:
+                parts = [orthogonal(size, layer.in_features, generator) for _ in range(3)]
+                layer.weight.data.copy_(torch.cat(parts))
+                nn.init.zeros_(layer.bias)
+            else:
+                _fill(layer, 1.0 / math.sqrt(size), generator)
+
+    def forward(self, x: Tensor, begins: Tensor, memory: Tensor) -> Tensor:
+        """Memories (S, L, M) after each step of sequences (S, L, in), from those before them (S, M) on."""
+        inputs = kernels.by_rows(self.of_input, x.flatten(0, 1)).unflatten(0, begins.shape)  # (S, L, 3M)
+        memories = []  # (S, M) after each step
+        for t in range(begins.shape[1]):
+            kept = memory * (1.0 - begins[:, t, None])
+            memory = kernels.by_rows(self.step, torch.cat([inputs[:, t], kept], 1))
+            memories.append(memory)
+        return torch.stack(memories, 1)
+
+    def step(self, rows: Tensor) -> Tensor:
+        """The memories (S, M) after a step, from the parts of its inputs and the memories before, (S, 4M)."""
+        size = rows.shape[1] // 4
+        inputs, memory = rows.split([3 * size, size], 1)
+        own = self.of_memory(memory)  # (S, 3M)
+        # The sigmoid of torch has other bits for an element in another place of a tensor.
+        gates = 0.5 * (kernels.tanh(0.5 * (inputs[:, : 2 * size] + own[:, : 2 * size])) + 1.0)  # (S, 2M)
+        new = kernels.tanh(inputs[:, 2 * size :] + gates[:, :size] * own[:, 2 * size :])
+        after: Tensor = new + gates[:, size:] * (memory - new)
+        return after
 
 
 def orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:

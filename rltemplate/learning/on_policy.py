@@ -206,8 +206,10 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         reward, num_rows = self.made_up(num_steps, num_envs), num_steps * num_envs
         rows, zeros = self.made_up(num_rows, self.envs.codec.obs_size), torch.zeros_like(reward)
         noise, row_noise = (self.streams.draw("action", self.dist.noise, n) for n in (num_envs, num_rows))
-        self.engine.run(self.policy_step, net.params, self.scaling(), rows[:num_envs], (), noise)
-        step = self.policy_step(net.params, None, rows, (), row_noise)
+        memory = pytree.tree_map(lambda x: self.made_up(num_rows, *x.shape[1:]), self.memory())
+        present = pytree.tree_map(lambda x: x[:num_envs], memory)
+        self.engine.run(self.policy_step, net.params, self.scaling(), rows[:num_envs], present, noise)
+        step = self.policy_step(net.params, None, rows, memory, row_noise)
         decisions = rows, step.normalized_obs, step.extras, step.action, step.log_prob
         obs, seen, extras, action, log_prob = pytree.tree_map(
             lambda x: x.unflatten(0, reward.shape), decisions

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 
 
 class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
@@ -24,3 +26,23 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         result = self.env.reset(seed=int(seeds.integers(2**31)), options=options)
         env._np_random = seeds
         return result
+
+
+class KeepObservations(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
+    """Keeps the numbers at some `places` of a flat observation, such as positions without velocities."""
+
+    def __init__(self, env: gym.Env[np.ndarray, Any], places: Sequence[int]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ValueError(f"takes observations in a Box of one axis, and not {space}")
+        size, kept = space.shape[0], np.ravel(places).tolist()
+        fits = all(type(place) is int and 0 <= place < size for place in kept)
+        if not fits or not kept or len({*kept}) < len(kept):
+            raise ValueError(f"places={places}: expected different whole numbers from 0 to {size - 1}")
+        self._places = kept
+        low, high = space.low[kept], space.high[kept]
+        self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[self._places]

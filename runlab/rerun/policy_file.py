@@ -71,6 +71,7 @@ def export_policy(run_dir: Path, file: Path) -> None:
     import torch
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
+    from runlab.interfaces import act_of
     from runlab.rerun.policy import load_policy
     from runlab.run.checkpoint import Checkpoints, newest_checkpoint
 
@@ -78,16 +79,25 @@ def export_policy(run_dir: Path, file: Path) -> None:
     if checkpoint is None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     _, algorithm, envs = load_policy(run_dir, path=checkpoint.path)
-    rng = np.random.default_rng(0)
-    obs = rng.normal(scale=3.0, size=(4096, envs.codec.obs_size)).astype(np.float32)
-    expected = algorithm.act(obs)
+    rng, act = np.random.default_rng(0), act_of(algorithm)
+    obs = rng.normal(scale=3.0, size=(3, 4096, envs.codec.obs_size)).astype(np.float32)
+
+    def actions() -> list[np.ndarray]:
+        """The actions in three steps, since a memory of zeros hides its weights in the first one."""
+        taken, memory = [], None
+        for rows in obs:
+            action, memory = act(rows, memory)
+            taken.append(action)
+        return taken
+
+    expected = actions()
     leaves, form = tree_flatten({k: v for k, v in checkpoint.state.items() if k not in _OF_TRAINING})
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             # If noise in the place of a tensor does not change the actions, acting does not read it.
             leaves[index] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(leaf.shape))).to(leaf.dtype)
             algorithm.load_state_dict(tree_unflatten(leaves, form))
-            leaves[index] = torch.zeros_like(leaf) if np.array_equal(algorithm.act(obs), expected) else leaf
+            leaves[index] = torch.zeros_like(leaf) if np.array_equal(actions(), expected) else leaf
     state = tree_unflatten(leaves, form)
     algorithm.close()
     file.parent.mkdir(parents=True, exist_ok=True)

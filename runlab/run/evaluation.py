@@ -7,11 +7,9 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from runlab.envs.global_rng import own_global_rng
 from runlab.envs.recorder import ActionRecorder
-from runlab.interfaces import Codec, Episode
+from runlab.interfaces import Act, Codec, Episode
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -24,7 +22,7 @@ LONGEST_VIDEO = 1_000  # steps of an episode that a video shows
 def evaluate(
     make_env: Callable[[], gym.Env[Any, Any]],
     codec: Codec,
-    act: Callable[[np.ndarray], np.ndarray],
+    act: Act,
     seeds: Sequence[int],
     taken: list[Any] | None = None,
     most_beside: int = 50,  # no fewer than the recipes' `eval_episodes`: other batches may round otherwise
@@ -44,7 +42,7 @@ def evaluate(
 def _evaluate_batch(
     make_env: Callable[[], gym.Env[Any, Any]],
     codec: Codec,
-    act: Callable[[np.ndarray], np.ndarray],
+    act: Act,
     seeds: Sequence[int],
     taken: list[Any] | None,
 ) -> list[Episode]:
@@ -54,17 +52,19 @@ def _evaluate_batch(
         envs = [ActionRecorder(env, codec.env_id) for env in made]  # which checks observations and rewards
         obs = [env.reset(seed) for env, seed in zip(envs, seeds, strict=True)]
         returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
-        running = list(range(len(seeds)))
+        running, memory = list(range(len(seeds))), None
         while running:
-            actions = codec.decode_action(act(codec.encode_obs([obs[i] for i in running])))
+            encoded, memory = act(codec.encode_obs([obs[i] for i in running]), memory)
+            actions = codec.decode_action(encoded)
             if taken is not None:
                 taken.extend(copy.deepcopy(actions))  # some environments change an action in place
-            still = []
-            for i, action in zip(running, actions, strict=True):
+            still = []  # rows of this step whose episodes go on
+            for row, (i, action) in enumerate(zip(running, actions, strict=True)):
                 obs[i], reward, terminated, truncated = envs[i].step(action)
                 returns[i] += reward
                 lengths[i] += 1
                 if not (terminated or truncated or lengths[i] == longest):
-                    still.append(i)
-            running = still
+                    still.append(row)
+            running = [running[row] for row in still]
+            memory = None if memory is None else memory[still]
     return [Episode(*each) for each in zip(returns, lengths, strict=True)]

@@ -22,7 +22,7 @@ from runlab.determinism.checks import promised
 from runlab.envs.global_rng import global_rng_state
 from runlab.envs.make import make_env
 from runlab.errors import RunError
-from runlab.interfaces import Algorithm, Environments, IterationResult, Probe, attach_probe, replay_of
+from runlab.interfaces import Algorithm, Environments, IterationResult, Probe, act_of, attach_probe, replay_of
 from runlab.rng import env_seeds
 from runlab.run import paths
 from runlab.run.checkpoint import Checkpoints
@@ -182,10 +182,10 @@ class RunObservers:
                 f"{self._run_dir} was moved or deleted under the run; make resume continues it in a new place"
             )
 
-    def _act(self, obs: np.ndarray) -> np.ndarray:
+    def _act(self, obs: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         if self.stopping():
             raise _CutShort
-        return self._algorithm.act(obs)
+        return act_of(self._algorithm)(obs, memory)
 
     def _evaluate(self) -> dict[str, float]:
         """Means over new episodes, whose seeds depend on the seed of the run and the number of steps."""

@@ -67,11 +67,7 @@ class ProbeEnv(gym.Env[np.ndarray, Any]):
             self.reward = self.episode_return(self.cue, action)
         if self.num_steps < self.length:
             return np.array([0.0, self.reward], np.float32), 0.0, False, False, {}
-        return np.array([self.cue, 0.0], np.float32), self.reward, *self.ending(), {}
-
-    def ending(self) -> tuple[bool, bool]:
-        """Flags of the last step: terminated, truncated."""
-        return True, False
+        return np.array([self.cue, 0.0], np.float32), self.reward, True, False, {}
 
 
 class Value(ProbeEnv):
@@ -85,15 +81,18 @@ class Discount(ProbeEnv):
 
 
 class Truncation(ProbeEnv):
-    """A reward of 1 in a single step, after which the clock ends the episode: the value goes on after it."""
+    """A reward of 1 in every step, each of which may be the last by the clock: the value goes on after it.
+
+    With one length for all, an algorithm with a memory would never learn the value of the last one.
+    """
 
     def value(self, cue: float, gamma: float) -> float:
         """The value of a reward of 1 in every step without an end."""
         return 1.0 / (1.0 - gamma)
 
-    def ending(self) -> tuple[bool, bool]:
-        """Truncated."""
-        return False, True
+    def step(self, action: Any) -> Any:
+        """Truncated or not."""
+        return np.array([0.0, 0.0], np.float32), 1.0, False, self.np_random.random() < 0.5, {}
 
 
 class Observation(ProbeEnv):

@@ -204,12 +204,12 @@ def test_evaluations_take_allowed_actions_only(configure: Configure, env: str) -
         """Number of forbidden actions of five episodes; `Steps` would raise at the first."""
         wrong = 0
 
-        def act(obs: np.ndarray) -> np.ndarray:
+        def act(obs: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
             nonlocal wrong
             action: np.ndarray = ppo.act(obs)
             if env == "Taxi":
                 wrong += int((np.take_along_axis(obs[:, -6:], action, 1) == 0).sum())
-            return action
+            return action, memory
 
         evaluate(lambda: make_env(config), ppo.envs.codec, act, range(5))
         return wrong

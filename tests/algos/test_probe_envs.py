@@ -91,10 +91,13 @@ def answers(algorithm: Algorithm, probe: ProbeEnv) -> tuple[list[float], list[fl
 def values_of(passed: ForwardPass, obs: np.ndarray, action: np.ndarray) -> Tensor:
     """The values (B, estimates) of observations (B, O) under the actions (B, A).
 
-    A network takes observations, or observations and actions in a row. It returns one value, several
-    estimates of it, or, if actions are integers, the value of each of the two actions.
+    A network takes observations, or observations and actions in a row, or observations and a memory, which
+    is 0 at the start of an episode. It returns one value, several estimates of it, or, if actions are
+    integers, the value of each of the two actions.
     """
-    rows = obs if passed.size == obs.shape[1] else np.concatenate([obs, action], 1)
+    rows = np.concatenate([obs, action], 1)
+    if passed.size != rows.shape[1]:
+        rows = np.pad(obs, ((0, 0), (0, passed.size - obs.shape[1])))
     with torch.no_grad():
         values = passed.network(torch.from_numpy(rows.astype(np.float32)).to(DEVICE)).cpu()
     values = values.reshape(len(obs), -1)

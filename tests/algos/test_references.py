@@ -14,11 +14,13 @@ import yaml
 from conftest import Configure, build
 from references.ppo import ReferencePPO
 from references.ppo_moe import ReferencePPOMoE
+from references.ppo_recurrent import ReferencePPORecurrent
 from references.sac import ReferenceSAC
 from references.surroundings import Copies
 
 from rltemplate.algos.ppo import PPO
 from rltemplate.algos.ppo_moe import PPOMoE
+from rltemplate.algos.ppo_recurrent import PPORecurrent
 from rltemplate.algos.sac import SAC
 from runlab.config.schema import Config
 from runlab.rng import Streams, env_seeds
@@ -42,6 +44,7 @@ BASE = {
     ],
 }
 BASE["ppo_moe"] = [*BASE["ppo"], "algo.num_experts=5", "algo.router_gain=3.0", "algo.rollout_bits=3"]
+BASE["ppo_recurrent"] = [*BASE["ppo"], "algo.memory_size=5", "algo.sequence_length=5"]
 # What each case has that the others have not.
 PPO_CASES = """
     base actions=discrete actions=several,ent_coef=0.2 num_envs=1 learning_rate=0.003
@@ -58,6 +61,11 @@ MOE_CASES = """
     base actions=discrete actions=several num_envs=1 hidden_sizes=[7] num_experts=3 num_experts=2
     num_chosen=1 num_chosen=4 router_gain=0.3 balance_coef=1.0 replay_routing=flipped replay_routing=none
     rollout_bits=null rollout_bits=2 orthogonal_init=false
+"""
+# PPO's own hyperparameters have their cases above.
+RECURRENT_CASES = """
+    base actions=discrete num_envs=1 memory_size=3 sequence_length=20,num_minibatches=3 sequence_length=1
+    normalize_obs=false orthogonal_init=false recompute_advantage=true target_kl=0.008 clip_value_loss=true
 """
 SAC_CASES = """
     base num_envs=1 actor_learning_rate=0.001 critic_learning_rate=0.001 alpha_learning_rate=0.001
@@ -122,6 +130,8 @@ def agree(config: Config) -> str:
     reference: ReferencePPO | ReferenceSAC
     if isinstance(algorithm, PPOMoE):
         reference = ReferencePPOMoE(algorithm.config, *shared, algorithm.state.net.params)
+    elif isinstance(algorithm, PPORecurrent):
+        reference = ReferencePPORecurrent(algorithm.config, *shared, algorithm.state.net.params)
     elif isinstance(algorithm, PPO):
         reference = ReferencePPO(algorithm.config, *shared, algorithm.state.net.params)
     else:
@@ -154,6 +164,11 @@ def test_ppo_moe(base: dict[str, Config], of_base: dict[str, str], case: str) ->
     assert (agree(varied(base["ppo_moe"], case)) == of_base["ppo_moe"]) == (case == "base")
 
 
+@pytest.mark.parametrize("case", RECURRENT_CASES.split())
+def test_ppo_recurrent(base: dict[str, Config], of_base: dict[str, str], case: str) -> None:
+    assert (agree(varied(base["ppo_recurrent"], case)) == of_base["ppo_recurrent"]) == (case == "base")
+
+
 @pytest.mark.parametrize("case", SAC_CASES.split())
 def test_sac(base: dict[str, Config], of_base: dict[str, str], case: str) -> None:
     assert (agree(varied(base["sac"], case)) == of_base["sac"]) == (case == "base")
@@ -164,6 +179,7 @@ def test_sac(base: dict[str, Config], of_base: dict[str, str], case: str) -> Non
     [
         ("ppo", PPO_CASES.split()),
         ("ppo_moe", [*PPO_CASES.split(), *MOE_CASES.split()]),
+        ("ppo_recurrent", [*PPO_CASES.split(), *RECURRENT_CASES.split()]),
         ("sac", SAC_CASES.split()),
     ],
 )

@@ -175,6 +175,17 @@ def test_a_wrapper_may_change_the_spaces_and_a_dict_is_flattened() -> None:
     assert flat.step(np.array([[1]])).obs[0].tolist() == [*bare.step(np.array([[1]])).obs[0].tolist(), 1.0]
 
 
+def test_kept_places_of_observations_are_those_of_the_environment_in_their_order() -> None:
+    config = env_config("CartPole-v1", wrappers={"KeepObservations": {"places": [2, 0]}})
+    kept, whole = Envs(config, [0]), Envs(env_config("CartPole-v1"), [0])
+    assert kept.codec.obs_size == 2
+    assert kept.codec.obs_space.high.tolist() == whole.codec.obs_space.high[[2, 0]].tolist()
+    assert kept.reset().tolist() == whole.reset()[:, [2, 0]].tolist()
+    for action in (1, 0, 1):
+        step = np.array([[action]])
+        assert kept.step(step).obs.tolist() == whole.step(step).obs[:, [2, 0]].tolist()
+
+
 REPEATS = "does not repeat itself"
 
 
@@ -192,6 +203,21 @@ REPEATS = "does not repeat itself"
         ({"gymnasium.spaces.Discrete": {}}, "is no subclass of gymnasium.Wrapper"),
         ({"nowhere:Wrapper": None}, "env.wrappers.nowhere:Wrapper=None: .*No module named 'nowhere'"),
         ({"test_envs:Counts": {"hidden": "generator"}}, REPEATS),
+        (
+            {"KeepObservations": {"places": [0, 4]}},
+            r"places=\[0, 4\]: expected different whole.* from 0 to 3",
+        ),
+        ({"KeepObservations": {"places": [-1]}}, r"places=\[-1\]: expected"),
+        ({"KeepObservations": {"places": [True]}}, r"places=\[True\]: expected"),
+        ({"KeepObservations": {"places": []}}, r"places=\[\]: expected"),
+        ({"KeepObservations": {"places": [1, 1]}}, r"places=\[1, 1\]: expected different"),
+        ({"KeepObservations": {"places": "x"}}, "places=x: expected"),
+        ({"KeepObservations": {}}, "missing 1 required positional argument: 'places'"),
+        ({"KeepObservations": {"place": [1]}}, r"did you mean places\? allowed: places"),
+        (
+            {"FrameStackObservation": {"stack_size": 2}, "KeepObservations": {"places": [0]}},
+            r"takes observations in a Box of one axis, and not Box\(",
+        ),
         ({"training_wrappers": {"NormalizeReward": {}}}, REPEATS),
         ({"training_wrappers": {"FrameStackObservation": {"stack_size": 2}}}, "change the spaces"),
     ],

@@ -33,6 +33,7 @@ def main(args: Args) -> int:
     with run_or_policy(args.run, args.policy, args.runs_dir) as run_dir:
         from runlab.envs.exits import exits_are_errors
         from runlab.envs.make import make_env
+        from runlab.interfaces import act_of
         from runlab.rerun.policy import load_policy
         from runlab.rng import env_seeds
         from runlab.run.evaluation import evaluate
@@ -44,7 +45,7 @@ def main(args: Args) -> int:
         # Standard output is for the result, and not for words of environments.
         with exits_are_errors(), contextlib.redirect_stdout(sys.stderr):
             episodes = evaluate(
-                lambda: make_env(config.env), envs.codec, algorithm.act, seeds, most_beside=_MOST_BESIDE
+                lambda: make_env(config.env), envs.codec, act_of(algorithm), seeds, most_beside=_MOST_BESIDE
             )
     finally:
         algorithm.close()

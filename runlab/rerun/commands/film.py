@@ -125,13 +125,15 @@ def _clips(args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], fo
     """Play an episode for each of `seeds` with the policy of a checkpoint, and draw it."""
     from runlab.envs.exits import exits_are_errors
     from runlab.envs.make import make_env
+    from runlab.interfaces import act_of
     from runlab.rerun.policy import load_policy
     from runlab.run.evaluation import LONGEST_VIDEO, evaluate
     from runlab.run.video.film import Clip
     from runlab.run.video.recorder import VideoRecorder
 
     config, algorithm, envs = load_policy(run_dir, path=checkpoint, trust=args.trust)
-    make, act, steps, notes = partial(make_env, config.env), algorithm.act, steps_of(checkpoint), list[str]()
+    make, act, steps = partial(make_env, config.env), act_of(algorithm), steps_of(checkpoint)
+    notes = list[str]()
     recorder = VideoRecorder(make, notes.append, size=args.size, fps=config.video_fps)
     try:
         with exits_are_errors(), contextlib.redirect_stdout(sys.stderr):  # output of environments

@@ -33,13 +33,17 @@ class ActorCritic(nn.Module):
         self.actor: nn.Module = network([obs_size, *config.hidden_sizes, out], activation)
         self.critic = network([obs_size, *config.hidden_sizes, 1], activation)
 
-    def value(self, obs: Tensor) -> Tensor:
-        """(B,)."""
-        return self.critic(obs)[:, 0]  # type: ignore[no-any-return]
+    def features(self, rows: Tensor, length: int) -> Tensor:
+        """What both networks see (B, ...) of rows; `length` that follow each other belong together."""
+        return rows
 
-    def sample(self, obs: Tensor, mask: Tensor, stream: torch.Generator) -> Tensor:
+    def value(self, features: Tensor) -> Tensor:
+        """(B,)."""
+        return self.critic(features)[:, 0]  # type: ignore[no-any-return]
+
+    def sample(self, features: Tensor, mask: Tensor, stream: torch.Generator) -> Tensor:
         """Actions (B, A) among the choices of the mask (B, P)."""
-        out = self.actor(obs)
+        out = self.actor(features)
         if not self.choices:
             return out + self.log_std.exp() * torch.randn(out.shape, generator=stream)  # type: ignore[no-any-return]
         uniform = torch.rand(out.shape, generator=stream).clamp(1e-20, 1.0 - 1e-7)
@@ -51,9 +55,9 @@ class ActorCritic(nn.Module):
         allowed = torch.where(mask, score, -math.inf).split(self.choices, 1)
         return torch.stack([part.argmax(1) for part in allowed], 1)
 
-    def log_prob_and_entropy(self, obs: Tensor, mask: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(self, features: Tensor, mask: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) each."""
-        out = self.actor(obs)
+        out = self.actor(features)
         if not self.choices:
             normal = Normal(out, self.log_std.exp().expand_as(out))
             return normal.log_prob(action).sum(1), normal.entropy().sum(1)
@@ -71,6 +75,8 @@ class ReferencePPO:
     ) -> None:
         self.config, self.envs, self.streams, self.total = config, envs, streams, total_env_steps
         self.obs, self.mask = envs.first_obs, envs.first_mask
+        self.ended = torch.ones(len(envs.envs))  # 1 where an episode begins
+        self.length = 1  # steps of a sample
         self.net = self.network()
         vector_to_parameters(weights, self.net.parameters())
         self.adam = torch.optim.Adam(self.net.parameters(), eps=config.adam_eps, foreach=False)
@@ -99,8 +105,7 @@ class ReferencePPO:
         raw, obs, masks, actions, outcomes = self.collect()
         reward = self.scaled(outcomes)
         chosen = masks.flatten(0, 1), actions.flatten(0, 1)
-        with torch.no_grad():
-            log_prob, _ = self.acting().log_prob_and_entropy(obs.flatten(0, 1), *chosen)
+        log_prob = self.log_prob(self.acting(), obs, *chosen)
         metrics = self.learn(obs, *chosen, log_prob, reward, outcomes)
         self.obs_norm.see(list(raw.flatten(0, 1)))
         return {**metrics, "optim/learning_rate": rate}
@@ -114,10 +119,12 @@ class ReferencePPO:
             seen.append(self.seen())
             masks.append(self.mask)
             with torch.no_grad():
-                actions.append(self.acting().sample(seen[-1], self.mask, stream))
+                net = self.acting()
+                actions.append(net.sample(net.features(seen[-1], 1), self.mask, stream))
             outcomes.append(self.envs.step(actions[-1]))
             self.obs = torch.stack([one.obs for one in outcomes[-1]])
             self.mask = torch.stack([one.mask for one in outcomes[-1]])
+            self.ended = torch.tensor([float(one.terminated or one.truncated) for one in outcomes[-1]])
             self.env_steps += len(self.envs.envs)
         return torch.stack(raw), torch.stack(seen), torch.stack(masks), torch.stack(actions), outcomes
 
@@ -128,6 +135,20 @@ class ReferencePPO:
     def seen(self) -> Tensor:
         """What the networks are given for the observations (N, O), in the rollout and in updates."""
         return self.obs_norm.shifted(self.obs)
+
+    def rows(self, samples: Tensor) -> Tensor:
+        """Numbers t * N + n of the rows of samples, whose numbers are in `samples`."""
+        num_envs = len(self.envs.envs)
+        first, n = samples // num_envs * self.length, samples % num_envs
+        return ((first[:, None] + torch.arange(self.length)) * num_envs + n[:, None]).flatten()
+
+    def log_prob(self, net: ActorCritic, obs: Tensor, mask: Tensor, action: Tensor) -> Tensor:
+        """Log-probabilities (T * N,) of all actions (T * N, A)."""
+        rows = self.rows(torch.arange(len(action) // self.length))
+        with torch.no_grad():
+            features = net.features(obs.flatten(0, 1)[rows], self.length)
+            log_prob, _ = net.log_prob_and_entropy(features, mask[rows], action[rows])
+        return torch.zeros(len(action)).index_copy(0, rows, log_prob)
 
     def scaled(self, outcomes: list[list[Outcome]]) -> Tensor:
         """Rewards (T, N) over the deviation of all discounted returns so far."""
@@ -145,20 +166,28 @@ class ReferencePPO:
     def targets(self, obs: Tensor, reward: Tensor, outcomes: list[list[Outcome]]) -> tuple[Tensor, Tensor]:
         """Advantages and values (T, N)."""
         gamma, gae_lambda = self.config.gamma, self.config.gae_lambda
-        value, advantage = torch.zeros_like(reward), torch.zeros_like(reward)
+        advantage, (value, next_value) = torch.zeros_like(reward), self.values(obs, outcomes)
         for n in range(reward.shape[1]):
             following = torch.tensor(0.0)
             for t in reversed(range(len(reward))):
                 one = outcomes[t][n]
-                value[t, n] = self.net.value(obs[t, n][None])
                 delta = reward[t, n] - value[t, n]
                 if not one.terminated:
-                    delta += gamma * self.net.value(self.obs_norm.shifted(one.next_obs)[None])[0]
+                    delta += gamma * next_value[t, n]
                 if one.terminated or one.truncated:
                     following = torch.tensor(0.0)
                 following = delta + gamma * gae_lambda * following
                 advantage[t, n] = following
         return advantage, value
+
+    def values(self, obs: Tensor, outcomes: list[list[Outcome]]) -> tuple[Tensor, Tensor]:
+        """Values (T, N) of all observations, and of those that followed them before any reset."""
+        value, next_value = torch.zeros(obs.shape[:2]), torch.zeros(obs.shape[:2])
+        for t, step in enumerate(outcomes):
+            for n, one in enumerate(step):
+                value[t, n] = self.net.value(obs[t, n][None])
+                next_value[t, n] = self.net.value(self.obs_norm.shifted(one.next_obs)[None])[0]
+        return value, next_value
 
     def learn(
         self,
@@ -175,20 +204,17 @@ class ReferencePPO:
         advantage, value = self.targets(obs, reward, outcomes)
         ret = advantage + value
         explained = 1.0 - float((ret - value).var() / ret.var())
-        with torch.no_grad():
-            apart = self.net.log_prob_and_entropy(obs.flatten(0, 1), mask, action)[0] - old
+        apart = self.log_prob(self.net, obs, mask, action) - old
         updates: list[dict[str, float]] = []
         for epoch in range(config.update_epochs):
             if config.recompute_advantage and epoch:
                 advantage, value = self.targets(obs, reward, outcomes)
                 ret = advantage + value
-            order = torch.randperm(total, generator=self.streams.torch("minibatch"))
-            for i in range(config.num_minibatches):
-                rows = order[i * size : (i + 1) * size]
+            order = torch.randperm(total // self.length, generator=self.streams.torch("minibatch"))
+            for rows in self.rows(order).split(size):
                 parts = (x.flatten()[rows] for x in (old, advantage, ret, value))
                 updates.append(self.update(obs.flatten(0, 1)[rows], mask[rows], action[rows], *parts))
-            with torch.no_grad():
-                log_ratio = self.net.log_prob_and_entropy(obs.flatten(0, 1), mask, action)[0] - old
+            log_ratio = self.log_prob(self.net, obs, mask, action) - old
             if config.target_kl is not None and (log_ratio.exp() - 1.0 - log_ratio).mean() > config.target_kl:
                 break
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
@@ -210,8 +236,9 @@ class ReferencePPO:
     ) -> dict[str, float]:
         """One minibatch."""
         config, clip = self.config, self.clip
-        log_prob, entropy = self.net.log_prob_and_entropy(obs, mask, action)
-        value = self.net.value(obs)
+        features = self.net.features(obs, self.length)
+        log_prob, entropy = self.net.log_prob_and_entropy(features, mask, action)
+        value = self.net.value(features)
         if config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         ratio = (log_prob - old).exp()
@@ -244,10 +271,14 @@ class ReferencePPO:
     def act(self, obs: Tensor) -> Tensor:
         """The most probable actions (B, A), for observations with a mask of those that it allows."""
         size = self.obs.shape[1]
-        out = self.net.actor(self.obs_norm.shifted(obs[:, :size]))
+        return self.best(self.obs_norm.shifted(obs[:, :size]), obs[:, size:] > 0.5)
+
+    def best(self, features: Tensor, mask: Tensor) -> Tensor:
+        """The most probable actions (B, A) that the mask allows; all may be taken without one."""
+        out = self.net.actor(features)
         if not self.net.choices:
             return out  # type: ignore[no-any-return]
-        return self.net.best(out, obs[:, size:] > 0.5 if obs.shape[1] > size else out < math.inf)
+        return self.net.best(out, mask if mask.shape[1] else out < math.inf)
 
     def state(self) -> dict[str, Tensor]:
         """All that has been learned and counted, by name."""
