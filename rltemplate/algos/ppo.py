@@ -57,7 +57,7 @@ class ActorCritic(nn.Module):
         gaussian = isinstance(dist, DiagGaussian)
         build = partial(mlp, activation=config.activation, generator=rng)
         gain = (0.01, 1.0) if config.orthogonal_init else (None, None)
-        self.actor: nn.Module = build([obs_size, *config.hidden_sizes, dist.size], orthogonal_gain=gain[0])
+        self.actor = build([obs_size, *config.hidden_sizes, dist.size], orthogonal_gain=gain[0])
         self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])
         self.log_std = nn.Parameter(torch.full((dist.size,), config.log_std_init)) if gaussian else None
 

@@ -1,17 +1,16 @@
 """PPO with a mixture of experts as policy, whose updates are given the router's choices again.
 
-Last bits decide which experts a router chooses, and the policy that acts has other ones than the policy that
-learns. Replay (R3, arXiv 2510.11370) records the set of experts of each decision, and the updates use it:
+Last bits decide which experts a router chooses, so that acting and learning may take different ones. Replay
+(R3, arXiv 2510.11370) records the set of experts of each decision, and the updates use it:
 
     x      = torso(obs)                                       (B, H)
     s      = router(x)                                        (B, E) logits
     chosen = the k largest of s, or the recorded set          (B, k) ascending
     g      = softmax of s at the places `chosen`              (B, k)
-    h      = sum over chosen e, in order, of g_e expert_e(x)  (B, H)
-    output = head(h)                                          (B, P) before the standard deviation
+    output = head(sum over chosen e of g_e expert_e(x))       (B, P) before the standard deviation
 
-Only the set is replayed: s and g are those of the network that learns, whose router has a gradient. All
-experts compute all samples, since in batches by expert a row would depend on the rows beside it.
+Only the set is replayed: s and g are the learner's, and its router has a gradient. All experts compute all
+samples, since in batches by expert a row would depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class MoEActorCritic(ActorCritic):
         self, config: PPOMoEConfig, obs_size: int, dist: Categorical | DiagGaussian, rng: torch.Generator
     ) -> None:
         super().__init__(config, obs_size, dist, rng)
-        self.actor, self.config = Mixture(config, self.actor, rng), config
+        self.actor, self.coef = Mixture(config, self.actor, rng), config.balance_coef  # type: ignore[assignment]
 
     def forward(self, obs: Tensor, extras: Extras, *parts: str) -> tuple[Tensor, ...]:
         """Further parts: "act", the policy in a rollout, "experts" used (B, k), weighted loss "balance"."""
@@ -122,10 +121,9 @@ class MoEActorCritic(ActorCritic):
         output, logits, experts = self.actor(obs, extras[1], "act" in parts)
         results = dict.fromkeys(("policy", "act"), self.action_params(output, extras)) | {"experts": experts}
         if "value" in parts:
-            (results["value"],) = super().forward(obs, extras, "value")
+            results["value"] = super().forward(obs, extras, "value")[0]
         if "balance" in parts:
-            load = loads(experts, self.config.num_experts)
-            results["balance"] = self.config.balance_coef * balance(load, logits)
+            results["balance"] = self.coef * balance(loads(experts, logits.shape[-1]), logits)
         return tuple(results[part] for part in parts)
 
 
@@ -151,22 +149,22 @@ class PPOMoE(PPO):
 
     def changed(self, params: Tensor, obs: Tensor, experts: Tensor) -> Tensor:
         """True (T, N) where these parameters lead to other experts than those that acted (T, N, k)."""
-        (own,) = self.net.apply(params, obs.flatten(0, 1), self.no_extras, "experts")
-        return torch.ne(own.view_as(experts), experts).any(-1)
+        own = self.net.apply(params, obs.flatten(0, 1), self.no_extras, "experts")[0].view_as(experts)
+        return torch.ne(own, experts).any(-1)
 
     def learn(
         self, rollout: Rollout, reward: Tensor, coef: Coefficients
     ) -> tuple[AdamState, dict[str, Tensor]]:
         """PPO's epochs, with the experts that `replay_routing` hands back."""
         action_mask, recorded = rollout.extras  # recorded: (T, N, k)
-        flipped = self.changed(self.state.net.params, rollout.normalized_obs, recorded)
+        load = loads(recorded.flatten(0, 1), self.config.num_experts)  # (E,)
+        flipped = self.changed(self.state.net.params, rollout.normalized_obs, recorded)  # (T, N)
         replayed = {"all": flipped | True, "flipped": flipped, "none": flipped & False}
         experts = torch.where(replayed[self.config.replay_routing][..., None], recorded, OWN_CHOICE)
         net, metrics = super().learn(rollout._replace(extras=Routing(action_mask, experts)), reward, coef)
         drifted = self.changed(net.params, rollout.normalized_obs, recorded)
-        load = self.config.num_experts * loads(recorded.flatten(0, 1), self.config.num_experts)
         return net, metrics | {
             "moe/flip_fraction": flipped.to(reward.dtype).mean(),
             "moe/drift_fraction": drifted.to(reward.dtype).mean(),
-            "moe/load_max": load.max(),
+            "moe/load_max": len(load) * load.max(),
         }
