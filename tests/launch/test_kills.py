@@ -29,12 +29,16 @@ SAC = (
     "algo=sac algo.learning_starts=200 algo.steps_per_iteration=40 eval_every=800 eval_episodes=1 "
     "log_every=200 video_every=0 checkpoint_every=120"
 )
+MOE = PPO.replace("algo=ppo", "algo=ppo_moe algo.rollout_dtype=bfloat16")
+RECURRENT = PPO.replace("algo=ppo", "algo=ppo_recurrent env=CartPoleNoVel env.num_envs=4")
 LYING = "env.num_envs=4 +env.kwargs.terminate_when_unhealthy=false"
 WORKER = "env.num_envs=4 env.num_workers=1"
 WORKS = {
     "ppo-CartPole": f"{PPO} env=CartPole checkpoint_every=1000 total_env_steps=24000 env.num_envs=4",
     "ppo-Hopper": f"{PPO} env=Hopper checkpoint_every=1000 total_env_steps=80000 {WORKER} compile=true",
     "ppo-LunarLander": f"{PPO} env=LunarLander checkpoint_every=2000 total_env_steps=16384 env.num_envs=1",
+    "ppo_moe-Hopper": f"{MOE} env=Hopper checkpoint_every=1000 total_env_steps=60000 {WORKER} compile=true",
+    "ppo_recurrent-CartPoleNoVel": f"{RECURRENT} checkpoint_every=1000 total_env_steps=24000",
     "sac-Pendulum": f"{SAC} env=Pendulum total_env_steps=1600 {WORKER} compile=true",
     "sac-Hopper": f"{SAC} env=Hopper total_env_steps=1200 env.num_envs=1 compile=true",
     "sac-Humanoid": f"{SAC} env=Humanoid {LYING} total_env_steps=4800 algo.updates_per_step=0.25",
