@@ -39,8 +39,7 @@ def flattened(env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
 
     A Dict with an `action_mask` for discrete actions becomes a `MaskedBox`.
     """
-    masked = has_mask(env.observation_space) and choices_of(env.action_space) != ()
-    if masked and not isinstance(env, ActionMask):
+    if (masked := has_mask(env)) and not isinstance(env, ActionMask):
         env = ActionMask(env_id, env)
     refuse_images(env_id, env.observation_space)
     if isinstance(env.observation_space, spaces.Box | spaces.Discrete):

@@ -92,7 +92,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
     for key in ("wrappers", "training_wrappers") if training else ("wrappers",):
         for name, arguments in getattr(config, key).items():
             env = _wrapped(env, f"env.{key}.{name}", name, arguments)
-    if MASK in config.infos and not has_mask(env.observation_space):
+    if MASK in config.infos and not has_mask(env):
         env = ActionMask(config.id, env)
     env = project().wrapped(config.id, env)
     denormals.keep()

@@ -32,9 +32,10 @@ def choices_of(space: spaces.Space[Any]) -> tuple[int, ...]:
     return (2,) * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else ()
 
 
-def has_mask(space: spaces.Space[Any]) -> bool:
-    """True for a Dict observation with a mask."""
-    return isinstance(space, spaces.Dict) and MASK in space.spaces
+def has_mask(env: gym.Env[Any, Any]) -> bool:
+    """True for a Dict observation with a mask of discrete actions."""
+    space = env.observation_space
+    return isinstance(space, spaces.Dict) and MASK in space.spaces and choices_of(env.action_space) != ()
 
 
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
@@ -45,16 +46,13 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env_id: str, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
-        space, self._nvec = env.observation_space, choices_of(env.action_space)
-        self._expected = f"{sum(self._nvec)} numbers, one for each choice of {env.action_space}"
-        self._first = np.cumsum((0, *self._nvec[:-1]))  # place of each component's first choice
+        self._nvec, space, self._in_obs = choices_of(env.action_space), env.observation_space, has_mask(env)
         if not self._nvec:
             raise ConfigError(f"env.infos=[{MASK}]: {env_id} has no discrete actions, but {env.action_space}")
-        self._source = "the observation" if has_mask(space) else "info"
-        parts = {**space} if isinstance(space, spaces.Dict) and has_mask(space) else {"observation": space}
-        own = parts.pop(MASK, spaces.MultiBinary(sum(self._nvec)))
-        if own.shape is None or np.prod(own.shape) != sum(self._nvec):
-            raise ConfigError(f"{env_id} observes {own} as {MASK}, expected {self._expected}")
+        self._expected = f"{sum(self._nvec)} numbers, one for each choice of {env.action_space}"
+        self._first = np.cumsum((0, *self._nvec[:-1]))  # place of each component's first choice
+        parts = {**space} if isinstance(space, spaces.Dict) and self._in_obs else {"observation": space}
+        parts.pop(MASK, None)
         last = spaces.MultiBinary(sum(self._nvec))
         self.observation_space = spaces.Dict([*parts.items(), (MASK, last)])
 
@@ -67,18 +65,19 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         return self._checked(obs, info, terminated or truncated), reward, terminated, truncated, info
 
     def _checked(self, obs: Any, info: Any, ended: bool) -> dict[str, Any]:
-        parts, holder = ({"observation": obs}, info) if self._source == "info" else (obs, obs)
-        mask = holder.get(MASK)
+        mask = (obs if self._in_obs else info).get(MASK)
         try:
             flat = np.asarray(mask).reshape(-1)
         except ValueError:  # lists of several lengths
-            flat = np.array([])
+            flat = np.empty(0)
         if len(flat) != sum(self._nvec) or flat.dtype.kind not in "biuf":
-            raise RunError(f"{self._source} has {shown(mask)} as {MASK}, expected {self._expected}")
-        allowed = flat.astype(np.bool_)
+            has = f"no {MASK}" if mask is None else f"{shown(mask)} as {MASK}"
+            source = "the observation" if self._in_obs else "info"
+            raise RunError(f"{source} has {has}, expected {self._expected}")
+        allowed = flat == 1
         if (allowed != flat).any():
             raise RunError(f"the {MASK} has {flat[allowed != flat][0]}, expected 0 or 1")
         if not ended and not (possible := np.logical_or.reduceat(allowed, self._first)).all():
             component = f" in component {possible.argmin() + 1} of {len(self._nvec)}"
             raise RunError(f"the {MASK} forbids everything{component if len(self._nvec) > 1 else ''}")
-        return {**parts, MASK: allowed.astype(np.int8)}
+        return {**(obs if self._in_obs else {"observation": obs}), MASK: allowed.astype(np.int8)}

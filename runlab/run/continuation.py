@@ -35,7 +35,7 @@ from runlab.run.files import cut_file, lock
 from runlab.run.git.changes import files_between
 from runlab.run.git.snapshot import GitRecord
 from runlab.run.job import Job
-from runlab.run.limits import check_networks
+from runlab.run.limits import check_networks, check_state
 from runlab.run.manifest import list_checkpoints
 from runlab.run.read import leaves, raw_config
 from runlab.run.record import FINISHED, RUNNING, ResumedPart, RunRecord, this_process
@@ -256,6 +256,7 @@ def _changed_outside(used: Sequence[UsedCode | None], now: UsedCode | None) -> l
 def restore(algorithm: Algorithm, checkpoint: Checkpoint) -> int:
     """Continue from a checkpoint, bit for bit; the number of iterations before it."""
     state = checkpoint.state
+    check_state(algorithm, state, f"{checkpoint.path}")
     algorithm.load_state_dict(state)
     if (replay := replay_of(algorithm)) is not None:
         added = int(state["added"])

@@ -18,7 +18,7 @@ from runlab.interfaces import Algorithm
 
 _MOST_VALUES = 2_000_000
 DEEPEST = 50  # levels of a state
-_OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need
+_OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need, and that may have grown
 _VIEWS = 8  # several tensors may be views of one storage
 
 
@@ -78,6 +78,16 @@ def check_networks(config: AlgoConfig, state: Any, name: str) -> None:
         raise ConfigError(f"{name}: has {held:,} numbers, and its networks are larger: {least:,} or more")
 
 
+def check_state(algorithm: Algorithm, state: Mapping[str, Any], name: str, num_envs: int = 1) -> None:
+    """Raise `ConfigError` if a state is not one of such an algorithm, as after a change of its code.
+
+    `num_envs` environments made it, where the algorithm has one.
+    """
+    made = {key: value for key, value in algorithm.state_dict().items() if key not in _OF_TRAINING}
+    if (misfit := next(_misfits(made, state, num_envs), None)) is not None:
+        raise ConfigError(f"{name}: does not fit what this code makes of its configuration: {misfit}")
+
+
 def load_to_act(
     algorithm: Algorithm, state: Mapping[str, Any], obs_size: int, num_envs: int, name: str
 ) -> None:
@@ -87,20 +97,22 @@ def load_to_act(
     """
     import numpy as np  # checkpoints are also read where nothing is computed
 
-    if (misfit := next(_misfits(algorithm.state_dict(), state, num_envs), None)) is not None:
-        raise ConfigError(f"{name}: does not fit its own configuration: {misfit}")
+    check_state(algorithm, state, name, num_envs)
     algorithm.load_state_dict(state)
+    loaded = (value for value in _leaves(algorithm.state_dict()) if hasattr(value, "isfinite"))
+    if not all(value.isfinite().all() for value in loaded):
+        raise ConfigError(f"{name}: has numbers that are not finite")
     if not np.isfinite(algorithm.act(np.zeros((1, obs_size), np.float32))).all():
         raise ConfigError(f"{name}: its policy gives actions that are not finite")
 
 
 def _misfits(fresh: Any, state: Any, num_envs: int, path: str = "state") -> Iterator[str]:
-    """Values of a state that are missing, of another type or shape, or NaN."""
+    """Values of a state that are missing, or of another type or shape."""
     if isinstance(fresh, Mapping) and isinstance(state, Mapping):
         for key, value in fresh.items():
             if key in state:
                 yield from _misfits(value, state[key], num_envs, f"{path}.{key}")
-            elif key not in _OF_TRAINING:
+            else:
                 yield f"{path}.{key} is missing"
     elif fresh is not None and type(fresh) is not type(state):
         yield f"{path} is {type(state).__name__}, expected {type(fresh).__name__}"
@@ -109,5 +121,3 @@ def _misfits(fresh: Any, state: Any, num_envs: int, path: str = "state") -> Iter
         rows = tuple(1 if b == 1 and a == num_envs else a for a, b in zip_longest(was, now))
         if (rows, state.dtype, state.layout) != (now, fresh.dtype, fresh.layout):
             yield f"{path} is {state.dtype} {list(was)}, expected {fresh.dtype} {list(now)}"
-        elif not state.isfinite().all():
-            yield f"{path} has numbers that are not finite"

@@ -149,9 +149,10 @@ def layers(env: Any) -> list[Any]:
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "missing": (None, "{} has None (NoneType) as action_mask, expected 4 numbers, one for each choice of D"),
+    "missing": (None, "{} has no action_mask, expected 4 numbers, one for each choice of D"),
     "short": (np.ones(3, np.int8), "{} has an array of int8 with the shape (3,) as action_mask, expected 4"),
     "ragged": ([[1], [1, 0]], "{} has [[1], [1, 0]] (list) as action_mask, expected 4 numbers"),
+    "objects": (np.array([1] * 4, object), "{} has an array of object with the shape (4,) as action_mask"),
     "words": (["a"] * 4, "{} has ['a', 'a', 'a', 'a'] (list) as action_mask, expected 4 numbers"),
     "two": ([1, 0, 2, 1], "the action_mask has 2, expected 0 or 1"),
     "nan": ([1, 0, np.nan, 1], "the action_mask has nan, expected 0 or 1"),
@@ -193,14 +194,22 @@ def test_each_component_needs_a_choice() -> None:
 
 
 def test_a_mask_for_other_actions_is_refused_before_the_first_step() -> None:
-    expected = (
-        r"^Strict-v0 observes MultiBinary\(5\) as action_mask, expected 4 numbers, one for each choice of"
-    )
-    with pytest.raises(ConfigError, match=expected):
-        codec_of(strict(IN_OBS, size=5))
-    with pytest.raises(
-        ConfigError, match=r"^env.infos=\[action_mask\]: Strict-v0 has no discrete actions, but"
-    ):
-        codec_of(strict(IN_INFO, actions="box"))
+    said = refusal(check_env, strict(IN_OBS, size=5))
+    assert said.startswith("env.id=Strict-v0: its first steps failed, reset: the observation has an array")
+    assert "shape (5,) as action_mask, expected 4 numbers, one for each choice of Discrete(4" in said
+    for where in (IN_INFO, IN_OBS):  # infos ask for it
+        config = strict(where, actions="box")
+        config.infos = ["action_mask"]
+        expected = "env.infos=[action_mask]: Strict-v0 has no discrete actions, but Box"
+        assert refusal(codec_of, config).startswith(expected)
     codec = codec_of(strict(IN_OBS, actions="box"))  # numbers of another meaning
     assert (codec.obs_size, codec.mask_size) == (7, 0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.float32, lambda mask: mask[None] > 0])
+def test_numbers_of_any_kind_are_a_mask(kind: Callable[[Any], Any]) -> None:
+    env = make_env(strict(fault=[kind(np.array([0, 1, 1, 0]))]))
+    obs, _ = env.reset(seed=1)
+    for _ in range(2):
+        obs, *_ = env.step(2 + obs[-4:].argmax())
+    assert obs[-4:].tolist() == [0.0, 1.0, 1.0, 0.0]

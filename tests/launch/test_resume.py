@@ -130,6 +130,17 @@ def test_no_piece_of_the_state_can_be_left_out(configure: Configure, tmp_path: P
             learned_next(whole._replace(chunks={name: whole.chunks[name] for name in chunks[1:]}))
 
 
+def test_a_state_of_other_networks_is_refused_in_a_line(configure: Configure, tmp_path: Path) -> None:
+    """As after a change of the code that makes them, which `accept=changes` lets be."""
+    words = small("ppo", *SETTINGS)
+    _, path = interrupted(configure(*words), tmp_path)
+    algorithm, _ = build(configure(*words, "algo.hidden_sizes=[5]"))
+    expected = r"\.pt: does not fit what this code makes of its configuration: state\.net\.\w+ is torch"
+    with pytest.raises(ConfigError, match=expected):
+        restore(algorithm, load_checkpoint(path))
+    algorithm.close()
+
+
 def test_the_generators_of_others_go_on_too() -> None:
     seed_global_rng(5)
     state = global_rng_state()
