@@ -182,8 +182,9 @@ def _cures(computation: OtherComputation, differences: Sequence[Difference]) -> 
         yield f"The configuration says so: {few(keys)}."
         return
     machines = causes[MACHINE]
-    # What a library has chosen follows from the processor.
-    settings = [key for key in causes[SETTINGS] if not machines or key.isupper()]
+    # What a library has chosen follows from a variable or the processor.
+    variables = [key for key in causes[SETTINGS] if key.isupper()]
+    settings = variables or ([] if machines else causes[SETTINGS])
     if settings:
         yield f"Give both the same {few(settings)}."
     if keys := causes[VERSIONS]:

@@ -239,6 +239,9 @@ def _notes(a: Run, b: Run, differences: Sequence[Difference], files: list[str] |
         )
     elif files and not any(one.section == CODE and one.affects_results for one in differences):
         yield f"only files differ that cannot change a run: {few(files)}"
+    definitions = {run.record.determinism.computed.definition for run in (a, b)} - {""}
+    if len(definitions) > 1:
+        yield "digests of known computations are not compared: other code made them"
     for run in (a, b):
         git, status = run.record.git, run.record.status
         if status not in ("finished", PLANNED):

@@ -324,7 +324,7 @@ PROFILE = "The processors differ: on CPUs that pass its check, determinism=profi
     [
         ({"machine": {"cpu": "other"}}, {}, PROFILE),
         ({"machine": {"cpu": "other"}, "settings": {"mkl_branch": "AVX2"}}, {}, PROFILE),
-        ({"environment": {"MKL_CBWR": "AVX2"}}, {}, "Give both the same MKL_CBWR."),
+        ({"environment": {"MKL_CBWR": "1"}, "settings": {"mkl": False}}, {}, "Give both the same MKL_CBWR."),
         ({"versions": {"torch": "3"}}, {}, "Install the same torch."),
         ({"settings": {"products": "padded"}}, {"num_threads": 2}, "The configuration says so: num_threads."),
         ({}, {}, "Nothing in the records explains it: look for other files of the libraries, or microcode."),
