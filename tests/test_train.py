@@ -373,7 +373,7 @@ def test_every_run_records_its_known_computations_and_a_resume_tells_the_first_t
         assert {*part["changed"]} - {"total_env_steps"} == changed
     assert part["changed"]["computation"] == [f"sums {'0' * 16}", f"sums {again['digests']['sums']}"]
     printed = capfd.readouterr().err
-    assert printed.count('this run (b) computes differently from "sums" on (digest a 0000') == 1
+    assert printed.count('than at its start (a): differently from "sums" on (digest a 0000') == 1
     assert differences(tmp_path / "a", tmp_path / "b") == []
 
 

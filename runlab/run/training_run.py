@@ -278,7 +278,7 @@ class TrainingRun:
         part.commit = git.commit
         if (other := first_other(record.determinism.computed, computed)) is not None:
             part.changed["computation"] = [f"{other.part} {other.a}", f"{other.part} {other.b}"]
-            part.notes.append(f"from here on this run (b) computes {other} than it did at its start (a)")
+            part.notes.append(f"from here on this run (b) computes otherwise than at its start (a): {other}")
         record.status, record.ended_at, record.error, record.final_metrics = RUNNING, None, None, {}
         record.env_steps = None
         if record.used is not None:
