@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from runlab.envs.validity import shown
+from runlab.envs.validity import obs_check, shown
 from runlab.errors import ConfigError, RunError
 
 MASK = "action_mask"  # its name in an info and in a Dict observation
@@ -51,6 +51,8 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
             raise ConfigError(f"env.infos=[{MASK}]: {env_id} has no discrete actions, but {env.action_space}")
         self._expected = f"{sum(self._nvec)} numbers, one for each choice of {env.action_space}"
         self._first = np.cumsum((0, *self._nvec[:-1]))  # place of each component's first choice
+        # Before it is flattened, which would take -1 for the last choice.
+        self._form = obs_check(space) if isinstance(space, spaces.Box | spaces.Discrete) else lambda obs: obs
         parts = {**space} if isinstance(space, spaces.Dict) and self._in_obs else {"observation": space}
         parts.pop(MASK, None)
         last = spaces.MultiBinary(sum(self._nvec))
@@ -80,4 +82,4 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         if not ended and not (possible := np.logical_or.reduceat(allowed, self._first)).all():
             component = f" in component {possible.argmin() + 1} of {len(self._nvec)}"
             raise RunError(f"the {MASK} forbids everything{component if len(self._nvec) > 1 else ''}")
-        return {**(obs if self._in_obs else {"observation": obs}), MASK: allowed.astype(np.int8)}
+        return {**(obs if self._in_obs else {"observation": self._form(obs)}), MASK: allowed.astype(np.int8)}

@@ -67,15 +67,30 @@ class Strict(gym.Env[Any, Any]):
         return parts["near"], {} if shown is None else {"action_mask": shown}
 
 
+class Outside(gym.Env[Any, Any]):
+    """Observes a number outside of its space after the first step."""
+
+    action_space, observation_space = spaces.Discrete(2), spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {"action_mask": [1, 1]}
+
+    def step(self, action: Any) -> Any:
+        return -1, 0.0, False, False, {"action_mask": [1, 1]}
+
+
 class Late(gym.Wrapper[Any, Any, Any, Any]):
     """A wrapper of the user, inside of those of this project."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Any:
-    gym.register("Strict-v0", entry_point="test_action_masks:Strict")
+    for name in ("Strict", "Outside"):
+        gym.register(f"{name}-v0", entry_point=f"test_action_masks:{name}")
     yield
-    gym.registry.pop("Strict-v0")
+    for name in ("Strict", "Outside"):
+        gym.registry.pop(f"{name}-v0")
 
 
 def strict(where: str = IN_INFO, num_envs: int = 1, workers: int = 0, **kwargs: Any) -> EnvConfig:
@@ -213,3 +228,10 @@ def test_numbers_of_any_kind_are_a_mask(kind: Callable[[Any], Any]) -> None:
     for _ in range(2):
         obs, *_ = env.step(2 + obs[-4:].argmax())
     assert obs[-4:].tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("infos", [[], ["action_mask"]])
+def test_a_mask_lets_no_wrong_observation_pass(infos: list[str]) -> None:
+    config = env_config("Outside-v0", 1, 0, infos=infos)
+    expected = "step 1 of its episode: the observation is -1 (int), expected a whole number from 0 to 2"
+    assert refusal(check_env, config).endswith(expected)
