@@ -47,6 +47,10 @@ class PPORecurrentConfig(ppo_config.PPOConfig):
     def least_parameters(self) -> int:
         return ppo_config.PPOConfig.least_parameters(self) + 3 * self.memory_size**2
 
+    def compile_from(self) -> int | None:
+        """Compiling sequences of 16 steps takes 37 to 49 s, and saves 0.3 s per 1,000 steps (CartPoleNoVel)."""
+        return 10_000 * self.sequence_length
+
 
 ENTRY = replace(
     ppo_config.ENTRY, config=PPORecurrentConfig, implementation=f"{__package__}.ppo_recurrent:PPORecurrent"

@@ -16,6 +16,9 @@ from conftest import record, run_train
         ("algo=ppo env=Acrobot", -100.0, True),
         ("algo=ppo env=Pendulum", -250.0, True),
         ("algo=sac env=Pendulum", -220.0, True),
+        ("algo=ppo_recurrent env=CartPoleNoVel", 400.0, True),
+        # The inverse: without a memory.
+        ("algo=ppo env=CartPoleNoVel recipe=ppo_recurrent-CartPoleNoVel", 100.0, False),
         # The inverse: with a step size of nearly nothing.
         ("algo=ppo env=CartPole algo.learning_rate=1e-12 total_env_steps=20000", 200.0, False),
     ],
