@@ -66,7 +66,8 @@ class RecurrentState(NamedTuple):
 class RecurrentActorCritic(ActorCritic):
     """Separate networks for policy and value behind one memory.
 
-    With a memory each, CartPole without velocities took twice the steps, and an update twice the time.
+    With a memory each, CartPole without velocities took more steps on both seeds tried, and nearly twice the
+    time for each (results/memory.md).
     """
 
     def __init__(self, config: PPORecurrentConfig, obs_size: int, dist: Dist, rng: torch.Generator) -> None:
