@@ -55,6 +55,11 @@ class PPOMoEConfig(PPOConfig):
         rows = self.num_steps * num_envs
         yield f"their outputs for a rollout of {rows} samples take", rows * self.num_experts * size_out
 
+    def least_parameters(self) -> int:
+        """The experts as well, which may read the observation."""
+        *_, size_in, size_out = 1, *self.hidden_sizes
+        return PPOConfig.least_parameters(self) + (self.num_experts - 1) * size_in * size_out
+
     def multiplications(self, num_envs: int) -> int:
         """All experts compute all samples, in one product."""
         return self.num_experts * PPOConfig.multiplications(self, num_envs)

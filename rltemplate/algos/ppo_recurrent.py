@@ -176,7 +176,9 @@ class PPORecurrent(PPO):
             return output
 
         size = obs_size + self.config.memory_size
+        sequences = self.config.num_steps // self.config.sequence_length * self.envs.num_envs
         batches = super().forward_passes()["policy"].batches
+        batches += sequences // self.config.num_minibatches, sequences  # in a step of all of them
         return {part: ForwardPass(partial(network, part), size, batches) for part in (*self.parts, "memory")}
 
 

@@ -36,15 +36,14 @@ class PPORecurrentConfig(ppo_config.PPOConfig):
             yield from ppo_config.PPOConfig.problems(self, num_envs)
 
     def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
-        """Yield the memories of a rollout as well, before each of its decisions."""
+        """Yield the unit as well: weights, gradient and two moments, and its memories in a rollout."""
         yield from ppo_config.PPOConfig.memory(self, num_envs, obs_size, action_size)
-        rollout = self.num_steps * num_envs
-        yield (
-            f"algo.memory_size={self.memory_size}: the memories of a rollout take",
-            rollout * self.memory_size,
-        )
+        size, of = self.memory_size, f"algo.memory_size={self.memory_size}:"
+        yield f"{of} training takes", 4 * 3 * size * (obs_size + size)
+        yield f"{of} the memories of a rollout take", self.num_steps * num_envs * size
 
     def least_parameters(self) -> int:
+        """The unit as well: its weights between two memories."""
         return ppo_config.PPOConfig.least_parameters(self) + 3 * self.memory_size**2
 
     def compile_from(self) -> int | None:

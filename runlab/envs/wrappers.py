@@ -36,7 +36,7 @@ class KeepObservations(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         space = env.observation_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ValueError(f"takes observations in a Box of one axis, and not {space}")
-        size, kept = space.shape[0], np.ravel(places).tolist()
+        size, kept = space.shape[0], [*places] if isinstance(places, list | tuple) else [places]
         fits = all(type(place) is int and 0 <= place < size for place in kept)
         if not fits or not kept or len({*kept}) < len(kept):
             raise ValueError(f"places={places}: expected different whole numbers from 0 to {size - 1}")

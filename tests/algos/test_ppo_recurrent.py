@@ -184,6 +184,23 @@ def test_the_unit_is_torchs_and_its_weights_are_as_stated(orthogonal: bool) -> N
     torch.testing.assert_close(gru(x, torch.zeros(4, 6), start), other(x, start[None])[0])
 
 
+def test_checks_try_as_many_rows_as_the_unit_gets(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = made(configure, "env.max_episode_steps=null", "algo.sequence_length=2")  # none is truncated
+    called, step = set[int](), GRU.step
+
+    def noted(self: GRU, rows: Tensor) -> Tensor:
+        called.add(len(rows))
+        return step(self, rows)
+
+    monkeypatch.setattr(GRU, "step", noted)
+    algorithm.train_iteration()
+    assert called == {2, 4, 16}  # a decision, an update, and the whole rollout
+    assert called <= {*algorithm.forward_passes()["memory"].batches}
+    algorithm.close()
+
+
 def test_evaluations_remember_each_episode_on_its_own(configure: Configure) -> None:
     """Episodes of unequal length, side by side and one by one, take the same actions."""
     kernels.use("padded")

@@ -212,6 +212,7 @@ REPEATS = "does not repeat itself"
         ({"KeepObservations": {"places": []}}, r"places=\[\]: expected"),
         ({"KeepObservations": {"places": [1, 1]}}, r"places=\[1, 1\]: expected different"),
         ({"KeepObservations": {"places": "x"}}, "places=x: expected"),
+        ({"KeepObservations": {"places": [[0], [1, 2]]}}, r"places=\[\[0\], \[1, 2\]\]: expected"),
         ({"KeepObservations": {}}, "missing 1 required positional argument: 'places'"),
         ({"KeepObservations": {"place": [1]}}, r"did you mean places\? allowed: places"),
         (

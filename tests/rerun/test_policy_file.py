@@ -58,11 +58,9 @@ class Policy:
         return file
 
 
-@pytest.fixture(scope="module")
-def exported(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy file of PPO on CartPole."""
-    folder = tmp_path_factory.mktemp("exported")
-    config = configure(*small("ppo", "algo.hidden_sizes=[16,16]"))
+def export(configure: Configure, folder: Path, algo: str) -> Path:
+    """A policy file of an algorithm on CartPole."""
+    config = configure(*small(algo, "algo.hidden_sizes=[16,16]", env="CartPole"))
     algorithm, _ = build(config)
     algorithm.train_iteration()
     Checkpoints(folder, to_dict(config), 1).save(64, algorithm.state_dict(), None)
@@ -71,12 +69,22 @@ def exported(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "good.zip"
 
 
-@pytest.fixture
-def policy(exported: Path) -> Policy:
-    with zipfile.ZipFile(exported) as archive:
+def opened(file: Path) -> Policy:
+    with zipfile.ZipFile(file) as archive:
         (name,) = (Path(each).stem for each in archive.namelist() if each.endswith(".pt"))
         state = torch.load(io.BytesIO(archive.read(f"{name}.pt")), weights_only=True)
         return Policy(json.loads(archive.read(f"{name}.json").partition(b"\n")[2]), state, name)
+
+
+@pytest.fixture(scope="module")
+def exported(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy file of PPO."""
+    return export(configure, tmp_path_factory.mktemp("exported"), "ppo")
+
+
+@pytest.fixture
+def policy(exported: Path) -> Policy:
+    return opened(exported)
 
 
 @pytest.fixture(autouse=True)
@@ -344,6 +352,39 @@ def test_a_policy_file_of_wrong_shape_is_refused_in_a_line(
     CHANGES[name](policy)
     refused(policy)
     assert not Path("executed").exists()
+
+
+VARIANTS: dict[str, dict[str, tuple[Change, str]]] = {
+    "ppo_moe": {
+        "experts many": (put("algo", "num_experts", value=1024), "its networks are larger: "),
+        "experts few": (put("algo", "num_experts", value=7), "does not fit its own configuration"),
+        "chosen": (put("algo", "num_chosen", value=9), "must be at most algo.num_experts=8"),
+        "bits": (put("algo", "rollout_bits", value=0), "must be at least 1"),
+    },
+    "ppo_recurrent": {
+        "memory large": (put("algo", "memory_size", value=4096), "its networks are larger: "),
+        "memory small": (put("algo", "memory_size", value=7), "does not fit its own configuration"),
+        "sequences": (put("algo", "sequence_length", value=3), "does not divide algo.num_steps=16"),
+        "carry missing": (lambda policy: policy.state.pop("carry"), "carry"),
+        "carry list": (of_state("carry", value=[1]), "carry"),
+        "carry cut": (of_state("carry", "memory", value=lambda old: old[:, 1:].clone()), "carry.memory"),
+        "carry long": (of_state("carry", "begins", value=torch.zeros(9)), "carry.begins"),
+        "carry nan": (of_state("carry", "memory", value=lambda old: old * NAN), "carry.memory"),
+    },
+}
+
+
+@pytest.mark.parametrize("algo", VARIANTS)
+def test_wrong_files_of_variants_of_ppo_are_refused_in_a_line_and_the_right_one_plays(
+    algo: str, configure: Configure, tmp_path: Path, refused: Refused
+) -> None:
+    """A small file builds no network that is larger than the file."""
+    file = export(configure, tmp_path, algo)
+    for change, problem in VARIANTS[algo].values():
+        policy = opened(file)
+        change(policy)
+        assert problem in refused(policy)
+    assert main(["evaluate", f"policy={file}", "episodes=1"]) == 0
 
 
 def test_the_file_that_the_wrong_ones_are_made_of_plays(
