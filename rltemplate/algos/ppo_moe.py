@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from runlab.determinism import kernels
 
 from ..learning.algorithm import columns_mean
-from ..learning.distributions import Categorical, DiagGaussian
+from ..learning.distributions import Unsquashed
 from ..learning.networks import Linear, Rows, mlp
 from ..learning.on_policy import Extras, Rollout
 from ..learning.optim import AdamState
@@ -108,9 +108,7 @@ class Mixture(nn.Module):
 class MoEActorCritic(ActorCritic):
     """A mixture as policy, and PPO's network for values."""
 
-    def __init__(
-        self, config: PPOMoEConfig, obs_size: int, dist: Categorical | DiagGaussian, rng: torch.Generator
-    ) -> None:
+    def __init__(self, config: PPOMoEConfig, obs_size: int, dist: Unsquashed, rng: torch.Generator) -> None:
         super().__init__(config, obs_size, dist, rng)
         self.actor, self.coef = Mixture(config, self.actor, rng), config.balance_coef  # type: ignore[assignment]
 

@@ -27,15 +27,13 @@ from runlab.envs.envs import Envs
 from runlab.interfaces import ForwardPass
 from runlab.rng import Streams
 
-from ..learning.distributions import Categorical, DiagGaussian
+from ..learning.distributions import Unsquashed
 from ..learning.networks import GRU
 from ..learning.normalize import RunningMeanStd
 from ..learning.on_policy import Extras, Rollout, Samples
 from ..learning.optim import AdamState
 from .ppo import PPO, ActorCritic
 from .ppo_recurrent_config import PPORecurrentConfig
-
-Dist = Categorical | DiagGaussian
 
 
 class Memory(NamedTuple):
@@ -70,7 +68,9 @@ class RecurrentActorCritic(ActorCritic):
     time for each (results/memory.md).
     """
 
-    def __init__(self, config: PPORecurrentConfig, obs_size: int, dist: Dist, rng: torch.Generator) -> None:
+    def __init__(
+        self, config: PPORecurrentConfig, obs_size: int, dist: Unsquashed, rng: torch.Generator
+    ) -> None:
         super().__init__(config, config.memory_size, dist, rng)
         self.gru = GRU(obs_size, config.memory_size, config.orthogonal_init, rng)
 

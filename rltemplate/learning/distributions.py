@@ -110,6 +110,9 @@ class DiagGaussian(_Gaussian):
         return (params.chunk(2, -1)[1] + 0.5 + LOG_SQRT_2PI).sum(-1)  # (B,)
 
 
+Unsquashed = Categorical | DiagGaussian  # those of PPO
+
+
 class SquashedGaussian(_Gaussian):
     """tanh of a diagonal normal: actions in (-1, 1) (Haarnoja et al. 2018, arXiv 1812.05905, appendix C).
 

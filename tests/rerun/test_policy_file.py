@@ -357,19 +357,19 @@ def test_a_policy_file_of_wrong_shape_is_refused_in_a_line(
 VARIANTS: dict[str, dict[str, tuple[Change, str]]] = {
     "ppo_moe": {
         "experts many": (put("algo", "num_experts", value=1024), "its networks are larger: "),
-        "experts few": (put("algo", "num_experts", value=7), "does not fit its own configuration"),
+        "experts few": (put("algo", "num_experts", value=7), "does not fit what this code makes"),
         "chosen": (put("algo", "num_chosen", value=9), "must be at most algo.num_experts=8"),
         "bits": (put("algo", "rollout_bits", value=0), "must be at least 1"),
     },
     "ppo_recurrent": {
         "memory large": (put("algo", "memory_size", value=4096), "its networks are larger: "),
-        "memory small": (put("algo", "memory_size", value=7), "does not fit its own configuration"),
+        "memory small": (put("algo", "memory_size", value=7), "does not fit what this code makes"),
         "sequences": (put("algo", "sequence_length", value=3), "does not divide algo.num_steps=16"),
         "carry missing": (lambda policy: policy.state.pop("carry"), "carry"),
         "carry list": (of_state("carry", value=[1]), "carry"),
         "carry cut": (of_state("carry", "memory", value=lambda old: old[:, 1:].clone()), "carry.memory"),
         "carry long": (of_state("carry", "begins", value=torch.zeros(9)), "carry.begins"),
-        "carry nan": (of_state("carry", "memory", value=lambda old: old * NAN), "carry.memory"),
+        "carry nan": (of_state("carry", "memory", value=lambda old: old * NAN), "not finite"),
     },
 }
 
