@@ -22,7 +22,7 @@ class PPOMoEConfig(PPOConfig):
     balance_coef: float = number(0.0, aliases="aux_loss_coef")
     replay_routing: str = choice("all", "flipped", "none")
     rollout_dtype: str = choice("float32", "bfloat16")
-    rollout_bits: int | None = number(1, 24)
+    rollout_bits: int | None = number(1, 22)
     fp32_head: bool = setting()
 
     def problems(self, num_envs: int) -> Iterator[str]:

@@ -333,8 +333,8 @@ def test_a_compiled_update_is_near_the_plain_one(configure: Configure) -> None:
     ("words", "message"),
     [
         ("algo.num_chosen=9", r"algo.num_chosen=9: must be at most algo.num_experts=8, the experts"),
-        ("algo.rollout_bits=0", r"algo.rollout_bits=0: must be at least 1 and at most 24"),
-        ("algo.rollout_bits=25", r"algo.rollout_bits=25: must be at least 1 and at most 24"),
+        ("algo.rollout_bits=0", r"algo.rollout_bits=0: must be at least 1 and at most 22"),
+        ("algo.rollout_bits=23", r"algo.rollout_bits=23: must be at least 1 and at most 22"),
         ("algo.replay_routing=some", r"algo.replay_routing=some: .*allowed: all, flipped, none"),
         (f"{LOW} determinism=profile", r"algo.rollout_dtype=bfloat16: not with determinism.products=blas, "),
         (f"{LOW} determinism=invariant determinism.products=blas", r"algo.rollout_dtype=bfloat16: not with "),
@@ -343,7 +343,7 @@ def test_a_compiled_update_is_near_the_plain_one(configure: Configure) -> None:
 def test_values_that_cannot_work_are_refused(configure: Configure, words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{message}"):
         configure("algo=ppo_moe", *words.split())
-    configure("algo=ppo_moe", "determinism=profile", "algo.num_chosen=8", "algo.rollout_bits=24")
+    configure("algo=ppo_moe", "determinism=profile", "algo.num_chosen=8", "algo.rollout_bits=22")
 
 
 def test_a_first_ratio_of_one_is_asked_for_only_where_acting_and_learning_are_the_same(
