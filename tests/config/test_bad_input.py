@@ -44,7 +44,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train env=Pendulum env.infos=[action_mask]", "env.infos=[action_mask]: Pendulum-v1 has no discrete"),
     (
         "train env.infos=[action_mask]",
-        "CartPole-v1: its first steps failed, reset: info has None (NoneType) as",
+        "CartPole-v1: its first steps failed, reset: info has no action_mask, expected 2 numbers",
     ),
     ("train baseline=nope", "baseline=nope: no such run under none"),
     ("train runs_dir=mine", "runs_dir=mine: cannot be made", "mine is no folder"),
