@@ -80,7 +80,7 @@ class ActorCritic(nn.Module):
 
 
 class PPOExtras(NamedTuple):
-    """What an update is given again. The extras of a variant of PPO have an `action_mask` too."""
+    """Data of a decision that an update gets again. Extras of a variant of PPO have an `action_mask` too."""
 
     action_mask: Tensor | tuple[()] = ()  # (B, P) bool, the allowed choices; () without masks
 

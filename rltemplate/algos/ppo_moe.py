@@ -37,7 +37,7 @@ OWN_CHOICE = -1  # in the place of recorded experts: the network chooses
 
 
 class Routing(NamedTuple):
-    """What an update is given again of a decision."""
+    """Data of a decision that an update gets again."""
 
     action_mask: Tensor | tuple[()] = ()
     experts: Tensor | tuple[()] = ()  # (B, k) ascending, or OWN_CHOICE in a whole row

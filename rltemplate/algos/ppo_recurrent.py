@@ -36,7 +36,7 @@ from .ppo_recurrent_config import PPORecurrentConfig
 
 
 class Memory(NamedTuple):
-    """What a decision had besides its observation. M is `memory_size`."""
+    """Data of a decision besides its observation. M is `memory_size`."""
 
     action_mask: Tensor | tuple[()] = ()
     begins: Tensor = torch.empty(0)  # (N,) 1.0 where an episode begins
