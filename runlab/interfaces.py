@@ -132,7 +132,7 @@ def replay_of(algorithm: Algorithm) -> Replay | None:
 
 
 def act_of(algorithm: Algorithm) -> Act:
-    """How an algorithm acts, with or without a memory."""
+    """The function by which an algorithm acts, with or without a memory."""
     act_from: Act | None = getattr(algorithm, "act_from", None)
     return act_from or (lambda obs, memory: (algorithm.act(obs), None))
 
