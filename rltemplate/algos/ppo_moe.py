@@ -116,7 +116,8 @@ class MoEActorCritic(ActorCritic):
         """Further parts: "act", the policy in a rollout, "experts" used (B, k), weighted loss "balance"."""
         if parts == ("value",):
             return super().forward(obs, extras, *parts)
-        output, logits, experts = self.actor(obs, extras[1], "act" in parts)
+        assert isinstance(extras, Routing)
+        output, logits, experts = self.actor(obs, extras.experts, "act" in parts)
         results = dict.fromkeys(("policy", "act"), self.action_params(output, extras)) | {"experts": experts}
         if "value" in parts:
             results["value"] = super().forward(obs, extras, "value")[0]
@@ -143,7 +144,8 @@ class PPOMoE(PPO):
         self, params: Tensor, obs: Tensor, extras: Extras, memory: Extras
     ) -> tuple[Tensor, Extras, Extras]:
         output, experts = self.net.apply(params, obs, extras, "act", "experts")
-        return output, Routing(extras[0], experts), memory
+        assert isinstance(extras, Routing)
+        return output, extras._replace(experts=experts), memory
 
     def changed(self, params: Tensor, obs: Tensor, experts: Tensor) -> Tensor:
         """True (T, N) where these parameters lead to other experts than those that acted (T, N, k)."""
