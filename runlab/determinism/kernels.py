@@ -14,7 +14,8 @@ of determinism above `repeat` choose other ways here, and everything that acts o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,23 @@ exp, log, sqrt, tanh = map(_elementary, ("exp", "log", "sqrt", "tanh"))
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b, (B, in) to (B, out)."""
     return blas.linear(x, weight, bias) if chosen.products == "blas" else F.linear(x, weight, bias)
+
+
+@contextlib.contextmanager
+def threads_of_gradients() -> Iterator[None]:
+    """Above `repeat`, gradients that are computed in this block have one thread.
+
+    With another number MKL adds in another order for the weights of layers with few outputs.
+    """
+    threads = torch.get_num_threads()
+    if chosen.products == "plain" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tanh_of_layer(x: Tensor) -> Tensor:

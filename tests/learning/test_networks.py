@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from rltemplate.learning.distributions import Categorical, SquashedGaussian
 from rltemplate.learning.networks import mlp
-from rltemplate.learning.optim import FlatModule
+from rltemplate.learning.optim import FlatModule, gradient
+from runlab.determinism import kernels
 from runlab.errors import ConfigError
 
 
@@ -66,3 +69,45 @@ def test_default_initialisation_is_torchs_distribution() -> None:
     for values in layer.get_parameter("0.weight").detach(), layer.get_parameter("0.bias").detach():
         assert float(values.abs().max()) == pytest.approx(1 / 20, rel=0.01)
         assert float(values.std()) == pytest.approx(1 / 20 / math.sqrt(3), rel=0.05)
+
+
+class Threads(torch.autograd.Function):
+    """The identity; its gradient notes the number of threads."""
+
+    seen: list[int] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        Threads.seen.append(torch.get_num_threads())
+        return gradients[0]
+
+
+@pytest.mark.parametrize(("products", "threads"), [("plain", 2), ("padded", 1)])
+def test_above_repeat_gradients_have_one_thread(products: str, threads: int) -> None:
+    """MKL adds in another order on two threads, for 5 or 6 outputs among others."""
+    before, rng = torch.get_num_threads(), torch.Generator().manual_seed(0)
+    rows = torch.randn(64, 64, generator=rng)
+
+    def loss(params: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
+        noted: torch.Tensor = Threads.apply(params)  # type: ignore[no-untyped-call]
+        return (F.linear(rows, noted.view(-1, 64)) * target).sum(), ()
+
+    kernels.use(products)
+    Threads.seen.clear()
+    try:
+        for outputs in range(1, 13):
+            target, weight = (torch.randn(64 * outputs, generator=rng) for _ in range(2))
+            grads = []
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                grads.append(gradient(loss, weight, target.view(64, outputs))[0])
+                assert torch.get_num_threads() == count
+            assert torch.equal(*grads) or products == "plain"
+    finally:
+        kernels.use("plain")
+        torch.set_num_threads(before)
+    assert Threads.seen == 12 * [1, threads]
