@@ -110,7 +110,10 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
         kind = getattr(source, own)
         if not (isinstance(kind, type) and issubclass(kind, gym.Wrapper)):
             raise TypeError("is no subclass of gymnasium.Wrapper")
-        return kind(env, **(arguments or {}))
+        given = dict(**(arguments or {}))
+        # YAML has no tuples, and some wrappers take no lists.
+        given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+        return kind(env, **given)
     except (gym.error.Error, ImportError, *_MISTAKES) as error:
         raise _mistake(f"{key}={arguments}", error, hint or _allowed(error, kind, "env")) from error
 
