@@ -28,7 +28,7 @@ class GradientConfig(AlgoConfig):
     gamma: float = number(0.0, 1.0)
     hidden_sizes: list[int] = count(16_384, aliases="net_arch layers")
     activation: str = choice("tanh", "relu", "elu")
-    normalize_obs: bool | None = setting()
+    normalize_obs: bool = setting()
     obs_clip: float = positive()
 
     def batch(self, num_envs: int) -> int:

@@ -102,7 +102,7 @@ def varied(config: Config, case: str) -> Config:
         else:
             algo = dataclasses.replace(algo, **changes)
     if "image=" in case and isinstance(algo, PPOConfig) and "normalize_obs" not in case:
-        algo = dataclasses.replace(algo, normalize_obs=None)
+        algo = dataclasses.replace(algo, normalize_obs=False)
     return dataclasses.replace(config, env=env, algo=algo)
 
 

@@ -203,7 +203,7 @@ def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -
     if override is None:
         expected = wrong_value(key, value, next(iter(ALGORITHMS))) or "it cannot be read as key=value"
         raise ConfigError(f"{word}: {expected}; quotes and brackets come in pairs, as in seed=range(1,3)")
-    for each in sweep_values(override) if any(kind in (bool, bool | None) for kind in kinds) else ():
+    for each in sweep_values(override) if bool in kinds else ():
         check_kinds({key: each})
     return override
 
