@@ -110,7 +110,7 @@ def test_a_changed_algorithm_trains_and_resumes_exactly(
     assert len(losses) == (len(new) if algo == "ppo" else 0)
     assert (new == old) == (algo == "ppo")
     told = outcome_of(extended(algo), f"changes_no_bit and {algo}", "launch/test_resume")
-    assert re.match(r"3 passed", told.splitlines()[-1]), told[-8000:]
+    assert re.match(r"\d+ passed", told.splitlines()[-1]), told[-8000:]
 
 
 @pytest.mark.long

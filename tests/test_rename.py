@@ -323,7 +323,7 @@ def test_a_fork_of_the_layout_before_takes_over_this_version(tmp_path: Path) -> 
     git(fork, "branch", "renamed")
     table, sink = f"{NEW}/config/algorithms.py", "sinks/own.py"
     own = {
-        f"{NEW}/algos/ppo.py": ("config.vf_coef * value_loss", "0.5 * config.vf_coef * value_loss"),
+        f"{NEW}/algos/ppo.py": ("advantage.std() + 1e-8", "advantage.std() + 1e-6"),
         "conf/algo/ppo.yaml": ("gae_lambda: 0.95", "gae_lambda: 0.9"),
         table: ("from __future__", "# Ours.\nfrom __future__"),
         f"{NEW}/run/lines.py": ("from __future__", "# Ours.\nfrom __future__"),

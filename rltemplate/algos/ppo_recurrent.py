@@ -13,9 +13,10 @@ Everything else is PPO's.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,10 +30,8 @@ from runlab.rng import Streams
 
 from ..learning.distributions import Unsquashed
 from ..learning.networks import GRU
-from ..learning.normalize import RunningMeanStd
 from ..learning.on_policy import Extras, Rollout, Samples
-from ..learning.optim import AdamState
-from .ppo import PPO, ActorCritic
+from .ppo import PPO, ActorCritic, PPOState
 from .ppo_recurrent_config import PPORecurrentConfig
 
 
@@ -51,14 +50,8 @@ class Carry(NamedTuple):
     memory: Tensor  # (N, M)
 
 
-class RecurrentState(NamedTuple):
-    """Everything that learning changes: that of PPO, and the memory before the next decision."""
-
-    net: AdamState
-    obs_norm: RunningMeanStd
-    return_norm: RunningMeanStd
-    running_return: Tensor  # (N,)
-    carry: Carry
+# Everything that learning changes: that of PPO, and the memory before the next decision.
+RecurrentState: Any = partial(namedtuple, "RecurrentState")([*PPOState._fields, "carry"])
 
 
 class RecurrentActorCritic(ActorCritic):
@@ -94,14 +87,14 @@ class PPORecurrent(PPO):
     """The algorithm over N environments. A rollout has S sequences of L = `sequence_length` steps."""
 
     config: PPORecurrentConfig
-    state: RecurrentState  # type: ignore[assignment]  # it has the fields of PPO's
+    state: Any  # RecurrentState, with the fields of PPO's
     no_extras = Memory()
 
     def __init__(
         self, config: PPORecurrentConfig, envs: Envs, streams: Streams, total_env_steps: int, engine: Engine
     ) -> None:
         super().__init__(config, envs, streams, total_env_steps, engine)
-        self.state = RecurrentState(*self.state[:4], self.at_start(envs.num_envs))
+        self.state = RecurrentState(*self.state, self.at_start(envs.num_envs))
 
     def network(self, rng: torch.Generator) -> nn.Module:
         return RecurrentActorCritic(self.config, self.num_seen, self.dist, rng)
@@ -112,7 +105,8 @@ class PPORecurrent(PPO):
         return Carry(begins, begins.new_zeros(rows, self.config.memory_size))
 
     def memory(self) -> Carry:
-        return self.state.carry
+        carry: Carry = self.state.carry
+        return carry
 
     def remember(self, memory: Extras, done: np.ndarray) -> None:
         assert isinstance(memory, Carry)

@@ -87,9 +87,9 @@ class FlatModule(Generic[Output]):
 
         `TypeError` for numbers of another type than the module's, in which it would compute unseen.
         """
-        if params.dtype != self.init_params.dtype:
-            raise TypeError(f"parameters of {params.dtype} for a network of {self.init_params.dtype}")
         if not torch.compiler.is_compiling():
+            if params.dtype != self.init_params.dtype:
+                raise TypeError(f"parameters of {params.dtype} for a network of {self.init_params.dtype}")
             if params is not self._held and not torch.is_grad_enabled():
                 self._own.copy_(params)
                 self._held = params

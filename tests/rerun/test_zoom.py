@@ -30,7 +30,7 @@ WORDS += ["algo.normalize_obs=false"]  # or the first iteration would have two r
 QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
 ON_POLICY, TRACE = f"{NAME}/learning/on_policy.py", "runlab/run/trace.py"
 SCALED = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
-PPO, LOGGED = f"{NAME}/algos/ppo.py", '        further = {"value/explained_variance": explained}\n'
+PPO, LOGGED = f"{NAME}/algos/ppo.py", "        if config.target_kl is not None:\n            further"
 # An action with another last bit, at the place where it is handed out.
 SEEN = "        if not (self._begun and (whole or self.stepwise or event == RESET)):\n"
 FLIP = """\
@@ -63,7 +63,7 @@ class Runs(NamedTuple):
         """A run made with changed files, which are put back. It also logs a metric of its own."""
         changes = {
             TRACE: (SEEN, FLIP + SEEN),
-            PPO: (LOGGED, f"{LOGGED}        further['extra/one'] = explained\n"),
+            PPO: (LOGGED, f"        further['extra/one'] = explained\n{LOGGED}"),
         }
         before = {name: (self.project / name).read_text() for name in changes}
         for name, (old, new) in changes.items():
