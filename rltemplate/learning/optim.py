@@ -115,7 +115,8 @@ def gradient(
     with torch.enable_grad():
         leaf = params.detach().requires_grad_()
         value, aux = loss(leaf, *inputs)
-        (grad,) = torch.autograd.grad(value, leaf)
+        with kernels.threads_of_gradients():
+            (grad,) = torch.autograd.grad(value, leaf)
     detached: Aux = _detach(aux)
     return grad, detached
 

@@ -14,9 +14,9 @@ of determinism above `repeat` choose other ways here, and everything that acts o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,38 +77,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return blas.linear(x, weight, bias) if chosen.products == "blas" else F.linear(x, weight, bias)
 
 
-def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, ...], padding: tuple[int, ...]
-) -> Tensor:
-    """A convolution, (B, C, H, W) to (B, F, H', W').
+@contextlib.contextmanager
+def threads_of_gradients() -> Iterator[None]:
+    """Above `repeat`, gradients that are computed in this block have one thread.
 
-    Its gradient adds in an order that depends on the number of threads. Above `repeat` it has one thread.
+    With another number convolutions add in another order, and so does MKL for the weights of a layer with six
+    outputs.
     """
-    if chosen.products == "plain" or x.device.type != "cpu":
-        return F.conv2d(x, weight, bias, stride, padding)
-    convolved: Tensor = _Convolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
-    return convolved
-
-
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.stride, ctx.padding = stride, padding
-        return F.conv2d(x, weight, bias, stride, padding)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        form = [len(weight)], ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1  # no dilation, one group
-        threads = torch.get_num_threads()
+    threads = torch.get_num_threads()
+    if chosen.products != "plain":
         torch.set_num_threads(1)
-        try:
-            needed = ctx.needs_input_grad[:3]
-            results = torch.ops.aten.convolution_backward(*gradients, x, weight, *form, needed)
-        finally:
-            torch.set_num_threads(threads)
-        return (*results, None, None)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tanh_of_layer(x: Tensor) -> Tensor:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import env_config, play
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
+from runlab.config.cli.preflight import preflight
 from runlab.config.schema import EnvConfig
 from runlab.envs.codec import FlatCodec
 from runlab.envs.envs import Envs
@@ -377,3 +383,41 @@ def test_infos_come_with_the_observations_that_they_are_about(workers: int) -> N
     assert again.infos["steps"].tolist() == [[0, 0]] * 2
     envs.close()
     again.close()
+
+
+class Game(CartPoleEnv):
+    """With an argument of ALE's games."""
+
+    def __init__(self, repeat_action_probability: float, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+
+
+@pytest.mark.parametrize("probability", [0.25, 0.0])
+def test_the_sticky_actions_of_ale_are_refused_and_those_of_gymnasium_are_not(
+    monkeypatch: pytest.MonkeyPatch, probability: float
+) -> None:
+    """ALE's come from a generator that no reset restores, which a few steps need not show."""
+    package = SimpleNamespace(Game=Game, ALEInterface=Mock(), LoggerMode=Mock())
+    monkeypatch.setitem(sys.modules, "ale_py", package)
+    gym.register("Game-v0", "ale_py:Game", kwargs={"repeat_action_probability": 0.25})
+    config = env_config("Game-v0", wrappers={"StickyAction": {"repeat_action_probability": 0.25}})
+    if probability:
+        with pytest.raises(ConfigError, match=r"Game-v0 repeats actions .*StickyAction.repeat_action_prob"):
+            check_env(config)
+    else:
+        check_env(replace(config, kwargs={"repeat_action_probability": 0.0}))
+    gym.registry.pop("Game-v0")
+
+
+def test_packages_of_atari_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ale_py", "cv2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    words = "use .venv/bin/python -m pip install ale-py opencv-python-headless"
+    with pytest.raises(ConfigError, match=words):
+        make_env(env_config("ale_py:ALE/Pong-v5"))
+    with pytest.raises(ConfigError, match=f"env.wrappers.AtariPreprocessing: a package is missing; {words}"):
+        make_env(env_config("CartPole-v1", wrappers={"AtariPreprocessing": {}}))
+    with pytest.raises(ConfigError, match=f"env=ale_py:ALE/Qbert-v5: ale_py cannot be imported .*; {words}"):
+        preflight(["env=ale_py:ALE/Qbert-v5"])
+    with pytest.raises(ConfigError, match=r"other_games cannot be imported .*; is it installed?"):
+        preflight(["env=other_games:Game-v0"])
