@@ -1,6 +1,7 @@
 """How far the policy that acts is from the one that learns, with and without replay of the router's choices.
 
-`python results/mismatch.py` writes `rows.csv` and `page.md` of `results/mismatch/`, in about ten minutes.
+`.venv/bin/python results/mismatch.py` writes `rows.csv` and `page.md` of `results/mismatch/`, in about ten
+minutes.
 
 A mixture of experts is trained in float32, with three seeds. Then it acts for 4,096 steps in several kinds of
 numbers, and the policy that learns, with the same weights in float32, computes the probabilities of the same
@@ -165,10 +166,11 @@ def page(rows: list[Row]) -> str:
     lines = [
         "# The policy that acts, and the one that learns",
         "",
-        f"Made with `python results/mismatch.py` at commit {commit} on {facts['cpu']}: PPO with 8 experts,",
-        "2 of which are chosen, trained in float32 (60,000 steps of Hopper, 20,000 of CartPole) with seeds",
-        f"{', '.join(map(str, SEEDS))}, then one rollout of 4,096 samples for each seed and row. Means over",
-        "seeds, of the largest ratios the largest. Without replay / with replay of the experts that acted.",
+        f"Made with `.venv/bin/python results/mismatch.py` at commit {commit} on {facts['cpu']}: PPO with",
+        "8 experts, 2 of which are chosen, trained in float32 (60,000 steps of Hopper, 20,000 of",
+        f"CartPole) with seeds {', '.join(map(str, SEEDS))}, then one rollout of 4,096 samples for each seed",
+        "and row. Means over seeds, of the largest ratios the largest. Without replay / with replay of the",
+        "experts that acted.",
         "",
         "| environment | policy that acts | flips | KL | largest abs(ratio - 1) | ratios outside 1/2 to 2 |",
         "| --- | --- | --- | --- | --- | --- |",

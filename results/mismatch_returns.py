@@ -1,6 +1,6 @@
 """Returns with and without replay as a table, from the runs of results/conf/sweep/mismatch.yaml.
 
-`python results/mismatch_returns.py 'runs/ppo_moe-CartPole/*' > results/mismatch/returns.md`
+`.venv/bin/python results/mismatch_returns.py 'runs/ppo_moe-CartPole/*' > results/mismatch/returns.md`
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ def table(runs: list[Run]) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     commits = sorted({str(run.record.git.base_commit)[:8] for run in runs})
-    note = f"{len(runs)} runs with the code of commit {', '.join(commits)}."
+    note = (
+        f"{len(runs)} runs of `results/conf/sweep/mismatch.yaml` with the code of commit "
+        f"{', '.join(commits)}:\nPPO with 8 experts on CartPole, 50,000 steps, 20 episodes in the "
+        "evaluation at the end. Flips, drift,\nKL and clip fraction are means over the rows of all seeds, "
+        "the ratio is the largest of them."
+    )
     return "\n".join(["# Returns with and without replay", "", note, "", *lines]) + "\n"
 
 
