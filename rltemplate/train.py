@@ -29,7 +29,8 @@ def build(config: Config) -> tuple[Algorithm, Envs]:
     implementation = pkgutil.resolve_name(ALGORITHMS[config.algo.name].implementation)
     try:
         check_fit(config, envs.codec)
-        return implementation(config.algo, envs, streams, config.total_env_steps, engine), envs
+        algo = config.algo.fitted(envs.codec)
+        return implementation(algo, envs, streams, config.total_env_steps, engine), envs
     except BaseException:
         envs.close()
         raise

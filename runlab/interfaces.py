@@ -41,6 +41,7 @@ class ForwardPass(NamedTuple):
     network: Callable[[Tensor], Tensor]  # (B, size) to (B, ...)
     size: int
     batches: tuple[int, ...]
+    convolves: bool = False  # which NumPy, the way of matrix products `blas`, cannot
 
 
 @dataclass(slots=True)
@@ -152,8 +153,9 @@ def attach_probe(algorithm: Algorithm, probe: Probe) -> None:
 class Codec(Protocol):
     """The translation between an environment's spaces and the arrays of an algorithm.
 
-    A further member is optional: `mask_size`, the numbers at the end of an observation that are a mask of
-    actions.
+    Further members are optional: `mask_size`, the numbers at the end of an observation that are a mask of
+    actions; `image_shape` (C, H, W) of the image with which an observation begins, or (); and `obs_dtype` of
+    observations, if it is not float32.
     """
 
     env_id: str

@@ -38,7 +38,7 @@ from runlab.rng import Streams
 
 from ..learning.algorithm import columns_mean, named
 from ..learning.distributions import Categorical, DiagGaussian
-from ..learning.networks import mlp
+from ..learning.networks import Encoder, Rows, mlp
 from ..learning.normalize import RunningMeanStd, Scaling, normalize
 from ..learning.on_policy import Extras, OnPolicyAlgorithm, Rollout, RolloutStep, compute_gae, shuffled
 from ..learning.optim import AdamState, FlatModule, adam, clip_by_norm, gradient
@@ -48,21 +48,32 @@ FORBIDDEN = -1e9  # logit of an action; the compiler of programs for CPUs cannot
 
 
 class ActorCritic(nn.Module):
-    """Separate networks for policy and value."""
+    """Separate networks for policy and value; for images one encoder, and a layer for each of both."""
 
     def __init__(
-        self, config: PPOConfig, obs_size: int, dist: Categorical | DiagGaussian, rng: torch.Generator
-    ):
+        self,
+        config: PPOConfig,
+        obs_size: int,
+        dist: Categorical | DiagGaussian,
+        rng: torch.Generator,
+        image_shape: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
+        self.encoder, sizes = None, [obs_size, *config.hidden_sizes]
+        if image_shape:
+            size, init = config.encoder_size, config.orthogonal_init
+            self.encoder = Rows(Encoder(config.encoder, image_shape, size, init, rng))
+            sizes = [size + obs_size - math.prod(image_shape)]
         gaussian = isinstance(dist, DiagGaussian)
         build = partial(mlp, activation=config.activation, generator=rng)
         gain = (0.01, 1.0) if config.orthogonal_init else (None, None)
-        self.actor = build([obs_size, *config.hidden_sizes, dist.size], orthogonal_gain=gain[0])
-        self.critic = build([obs_size, *config.hidden_sizes, 1], orthogonal_gain=gain[1])
+        self.actor = build([*sizes, dist.size], orthogonal_gain=gain[0])
+        self.critic = build([*sizes, 1], orthogonal_gain=gain[1])
         self.log_std = nn.Parameter(torch.full((dist.size,), config.log_std_init)) if gaussian else None
 
     def forward(self, obs: Tensor, extras: Extras, *parts: str) -> tuple[Tensor, ...]:
         """One tensor per part: "policy" distribution parameters (B, P), "value" scaled returns (B,)."""
+        obs = obs if self.encoder is None else self.encoder(obs)
         return tuple(
             self.policy(obs, extras) if part == "policy" else self.critic(obs).squeeze(-1) for part in parts
         )
@@ -164,19 +175,19 @@ class PPO(OnPolicyAlgorithm):
     ) -> None:
         super().__init__(envs, streams, total_env_steps, engine)
         self.config, codec = config, envs.codec
-        self.mask_size = getattr(codec, "mask_size", 0)
+        self.mask_size, self.image_shape = getattr(codec, "mask_size", 0), getattr(codec, "image_shape", ())
         self.dist = DiagGaussian(codec.action_size) if codec.continuous else Categorical(codec.nvec)
         self.net = FlatModule(self.network(streams.torch("init")).to(self.device))
         self.state = PPOState(
             net=AdamState.init(self.net.init_params),
-            obs_norm=RunningMeanStd.empty(self.num_seen, self.device),
+            obs_norm=RunningMeanStd.empty(0 if self.image_shape else self.num_seen, self.device),
             return_norm=RunningMeanStd.empty(1, self.device),
             running_return=torch.zeros(envs.num_envs, device=self.device),
         )
 
     def network(self, rng: torch.Generator) -> nn.Module:
         """A new network; a variant of PPO brings its own."""
-        return ActorCritic(self.config, self.num_seen, self.dist, rng)
+        return ActorCritic(self.config, self.num_seen, self.dist, rng, self.image_shape)
 
     @torch.no_grad()
     def train_iteration(self) -> IterationResult:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
-from runlab.config.algorithms import Entry, Schedule, count, number, positive, setting
+from runlab.config.algorithms import Entry, Schedule, choice, count, number, positive, setting
+from runlab.errors import ConfigError
 
 from ..learning.config import GradientConfig
+
+if TYPE_CHECKING:
+    from runlab.interfaces import Codec
+
+
+# Encoders of images, and the pixels that each needs in height and width.
+SMALLEST_IMAGE = {"nature": 36, "impala": 8, "small": 4}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +41,8 @@ class PPOConfig(GradientConfig):
     recompute_advantage: bool = setting()
     normalize_reward: bool = setting()
     reward_clip: float = positive()
+    encoder: str = choice("auto", "none", *SMALLEST_IMAGE)
+    encoder_size: int = count(16_384, aliases="features_dim cnn_output_dim")
     orthogonal_init: bool = setting()
     log_std_init: float = number(-20.0, 2.0)
 
@@ -50,12 +61,48 @@ class PPOConfig(GradientConfig):
                 "normalise advantages; use fewer, or algo.normalize_advantage=false"
             )
 
+    def fitted(self, codec: Codec) -> Self:
+        """Choose an encoder for images where that is left open."""
+        shape = getattr(codec, "image_shape", ())
+        if not shape:
+            if self.encoder not in ("auto", "none"):
+                raise ConfigError(
+                    f"algo.encoder={self.encoder}: {codec.env_id} observes no images of bytes; use "
+                    "algo.encoder=auto"
+                )
+            return replace(self, encoder="none")
+        if self.normalize_obs:
+            raise ConfigError(
+                f"algo.normalize_obs=true: {codec.env_id} observes images, whose pixels are divided by 255 "
+                "instead; use algo.normalize_obs=false"
+            )
+        edge, name = min(shape[1:]), self.encoder
+        if name == "auto":
+            name = "nature" if edge >= SMALLEST_IMAGE["nature"] else "small"
+        least = SMALLEST_IMAGE.get(name)
+        if least is None or edge < least:
+            needs = "is for vectors" if least is None else f"needs images of {least} x {least} pixels"
+            small = edge < SMALLEST_IMAGE["small"]
+            instead = "env.wrappers.FlattenObservation=null, a vector" if small else "algo.encoder=auto"
+            raise ConfigError(
+                f"algo.encoder={name}: {needs}, and {codec.env_id} observes images of "
+                f"{shape[1]} x {shape[2]}; use {instead}"
+            )
+        return replace(self, encoder=name)
+
     def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
-        """Yield a rollout as well: observations twice, actions, and six numbers of each step."""
-        yield from GradientConfig.memory(self, num_envs, obs_size, action_size)
+        """Yield a rollout as well: observations, again where they are scaled, actions, and six numbers."""
+        if self.encoder == "none":
+            yield from GradientConfig.memory(self, num_envs, obs_size, action_size)
+        else:  # each pixel is a number there, and about as many come out of the convolutions
+            batch = self.batch(num_envs)
+            yield f"an update of {batch} images takes", batch * 8 * obs_size
         rollout = self.num_steps * num_envs
         of = f"algo.num_steps={self.num_steps} x env.num_envs={num_envs}"
-        yield f"{of}: a rollout takes", rollout * (2 * obs_size + action_size + 6)
+        yield (
+            f"{of}: a rollout takes",
+            rollout * ((1 + self.normalize_obs) * obs_size + action_size + 6),
+        )
 
     def batch(self, num_envs: int) -> int:
         return self.num_steps * num_envs // self.num_minibatches
@@ -64,6 +111,7 @@ class PPOConfig(GradientConfig):
 ENTRY = Entry(
     PPOConfig,
     f"{__package__}.ppo:PPO",
+    takes_images=True,
     console={"policy/entropy": "entropy", "loss/policy": "policy loss", "loss/value": "value loss"},
     zero_metric="policy/first_ratio_max_error",
 )

@@ -69,5 +69,6 @@ ENTRY = dataclasses.replace(
     ppo_config.ENTRY,
     config=PPOMoEConfig,
     implementation=f"{__package__}.ppo_moe:PPOMoE",
+    takes_images=False,
     console={**ppo_config.ENTRY.console, "moe/flip_fraction": "flips"},
 )

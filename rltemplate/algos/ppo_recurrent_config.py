@@ -52,5 +52,8 @@ class PPORecurrentConfig(ppo_config.PPOConfig):
 
 
 ENTRY = replace(
-    ppo_config.ENTRY, config=PPORecurrentConfig, implementation=f"{__package__}.ppo_recurrent:PPORecurrent"
+    ppo_config.ENTRY,
+    config=PPORecurrentConfig,
+    implementation=f"{__package__}.ppo_recurrent:PPORecurrent",
+    takes_images=False,
 )

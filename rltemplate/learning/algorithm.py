@@ -75,8 +75,12 @@ class StatefulAlgorithm:
         return torch.tensor(initial * (remaining if schedule is Schedule.linear else 1.0), device=self.device)
 
     def to_device(self, array: np.ndarray) -> Tensor:
-        """The numbers in torch's default type. Does not wait for a GPU: pageable memory is copied at once."""
-        return torch.from_numpy(array).to(self.device, torch.get_default_dtype(), non_blocking=True)
+        """Bytes as they are, other numbers in torch's default type.
+
+        Does not wait for a GPU: pageable memory is copied at once.
+        """
+        dtype = torch.uint8 if array.dtype == np.uint8 else torch.get_default_dtype()
+        return torch.from_numpy(array).to(self.device, dtype, non_blocking=True)
 
     def scaling(self) -> Scaling | None:
         """The normalisation of observations, which is frozen during an iteration."""
@@ -119,6 +123,14 @@ class StatefulAlgorithm:
     def made_up(self, *shape: int) -> Tensor:
         """Standard normal numbers for a rehearsal."""
         return torch.randn(*shape, generator=self.streams.torch("init")).to(self.device)
+
+    def made_up_obs(self, num: int) -> Tensor:
+        """Observations (num, O) for a rehearsal."""
+        codec = self.envs.codec
+        if getattr(codec, "obs_dtype", np.float32) != np.uint8:
+            return self.made_up(num, codec.obs_size)
+        rng = self.streams.torch("init")
+        return torch.randint(256, (num, codec.obs_size), dtype=torch.uint8, generator=rng).to(self.device)
 
     def close(self) -> None:
         self.envs.close()

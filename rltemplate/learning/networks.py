@@ -1,16 +1,19 @@
-"""Multi-layer perceptrons, a recurrent unit, and their initialisation."""
+"""Multi-layer perceptrons, encoders of images, a recurrent unit, and their initialisation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from runlab.determinism import kernels
+
+Layer = TypeVar("Layer", bound="Linear | Conv2d")
 
 
 class Rows(nn.Sequential):
@@ -30,6 +33,20 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b, (B, in) to (B, out)."""
         return kernels.linear(x, self.weight, self.bias)
+
+
+class Conv2d(nn.Module):
+    """A convolution with square kernels and uninitialised weights."""
+
+    def __init__(self, channels: int, filters: int, kernel: int, stride: int = 1, padding: int = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(filters, channels, kernel, kernel))
+        self.bias = nn.Parameter(torch.empty(filters))
+        self.stride, self.padding = (stride, stride), (padding, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, F, H', W')."""
+        return nn.functional.conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
 
 class Tanh(nn.Module):
@@ -65,14 +82,8 @@ def mlp(
     layers: list[nn.Module] = []
     for i, (size_in, size_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
-        layer = Linear(size_in, size_out)
-        if orthogonal_gain is None:
-            _fill(layer, 1.0 / math.sqrt(size_in), generator)
-        else:
-            gain = orthogonal_gain if last else math.sqrt(2.0)
-            layer.weight.data.copy_(gain * orthogonal(size_out, size_in, generator))
-            nn.init.zeros_(layer.bias)
-        layers.append(layer)
+        gain = orthogonal_gain if last or orthogonal_gain is None else math.sqrt(2.0)
+        layers.append(drawn(Linear(size_in, size_out), gain, generator))
         if layer_norm and not last:
             layers.append(nn.LayerNorm(size_out))  # Ba et al. 2016, arXiv 1607.06450
         if not last:
@@ -80,10 +91,77 @@ def mlp(
     return Rows(*layers)
 
 
-def _fill(layer: Linear, bound: float, generator: torch.Generator) -> None:
+def drawn(layer: Layer, gain: float | None, generator: torch.Generator) -> Layer:
+    """The layer with new weights: orthogonal ones and biases zero, or with gain None torch's own, uniform."""
+    weight = layer.weight.data.flatten(1)
+    if gain is None:
+        _fill(layer, 1.0 / math.sqrt(weight.shape[1]), generator)
+    else:
+        weight.copy_(gain * orthogonal(weight.shape[0], weight.shape[1], generator))
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _fill(layer: Linear | Conv2d, bound: float, generator: torch.Generator) -> None:
     """Weights and biases from U(-bound, bound)."""
     nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
     nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+class Residual(nn.Sequential):
+    """Layers whose input is added to their output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def convolutions(name: str, channels: int, orthogonal_init: bool, generator: torch.Generator) -> nn.Module:
+    """The layers of an encoder from images (B, C, H, W) to (B, F), in front of its linear layer.
+
+    nature: Mnih et al. 2015. impala: Espeholt et al. 2018, arXiv 1802.01561. small: three layers, for images
+    of few pixels such as those of MiniGrid.
+    """
+    gain = math.sqrt(2.0) if orthogonal_init else None
+    size, layers = channels, list[nn.Module]()
+
+    def conv(size_out: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Module:
+        return drawn(Conv2d(size, size_out, kernel, stride, padding), gain, generator)
+
+    if name == "impala":
+        gain = None  # with gain sqrt(2) its sums would grow from block to block
+        for size_out in (16, 32, 32):
+            layers += [conv(size_out, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+            size = size_out
+            for _ in range(2):
+                block = (nn.ReLU(), conv(size, 3, padding=1), nn.ReLU(), conv(size, 3, padding=1))
+                layers.append(Residual(*block))
+        return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
+    for size_out, kernel, stride in {
+        "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+        "small": ((16, 2, 1), (32, 2, 1), (64, 2, 2)),
+    }[name]:
+        layers += [conv(size_out, kernel, stride), nn.ReLU()]
+        size = size_out
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+class Encoder(nn.Module):
+    """Features (B, F) of observations (B, O) that begin with an image, and behind them the other numbers."""
+
+    def __init__(
+        self, name: str, image_shape: Sequence[int], size: int, orthogonal_init: bool, rng: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.image_shape, self.num_pixels = tuple(image_shape), math.prod(image_shape)
+        self.convolutions = convolutions(name, image_shape[0], orthogonal_init, rng)
+        width = self.convolutions(torch.zeros(1, *image_shape)).shape[1]
+        self.linear = drawn(Linear(width, size), math.sqrt(2.0) if orthogonal_init else None, rng)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        image, beside = obs.tensor_split([self.num_pixels], 1)
+        pixels = image.unflatten(1, self.image_shape) / 255.0  # the first numbers that are no bytes
+        features = torch.relu(self.linear(self.convolutions(pixels)))
+        return torch.cat([features, beside.to(features.dtype)], 1)
 
 
 class GRU(nn.Module):

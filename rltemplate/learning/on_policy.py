@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -102,6 +103,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
 
     no_extras: Extras = ()  # where a decision has none
     mask_size = 0  # numbers at the end of an observation that are a mask of actions
+    image_shape: tuple[int, ...] = ()  # (C, H, W) of the image with which an observation begins
 
     config: OnPolicyConfig
     state: OnPolicyState
@@ -152,7 +154,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         scalars = np.empty((3, num_steps, num_envs), np.float32)  # reward, terminated, truncated
         raw_obs: list[Tensor] = []  # (N, O) of each step, unscaled
         decisions: list[RolloutStep] = []
-        final_obs, episodes = [np.empty((0, self.envs.codec.obs_size), np.float32)], list[Episode]()
+        final_obs, episodes = [obs[:0]], list[Episode]()
         for t in range(num_steps):
             noise = self.streams.draw("action", self.dist.noise, num_envs)
             decision: RolloutStep = self.engine.run(
@@ -164,15 +166,16 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
             self.remember(decision.memory, step.terminated | step.truncated)
             scalars[0, t], scalars[1, t], scalars[2, t] = step.reward, step.terminated, step.truncated
             if step.episodes:
-                final_obs.append(step.next_obs[step.truncated & ~step.terminated])
+                final_obs.append(self.to_device(step.next_obs[step.truncated & ~step.terminated]))
                 episodes += step.episodes
             obs = self.to_device(step.obs)
         self.obs = obs
         self.env_steps += num_steps * num_envs
         reward, terminated, truncated = self.to_device(scalars).unbind(0)
+        every_obs, alike = torch.stack(raw_obs), scaling is None and not self.mask_size
         return Rollout(
-            obs=torch.stack(raw_obs),
-            normalized_obs=torch.stack([decision.normalized_obs for decision in decisions]),
+            obs=every_obs,  # with images most of the memory: where nothing changes them, they are kept once
+            normalized_obs=every_obs if alike else torch.stack([each.normalized_obs for each in decisions]),
             extras=_stacked([decision.extras for decision in decisions]),
             action=torch.stack([decision.action for decision in decisions]),
             log_prob=torch.stack([decision.log_prob for decision in decisions]),
@@ -180,7 +183,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
             terminated=terminated,
             truncated=truncated * (1.0 - terminated),  # termination has priority
             last_obs=self.normalized(obs),
-            final_obs=self.normalized(self.to_device(np.concatenate(final_obs))),
+            final_obs=self.normalized(torch.cat(final_obs)),
             episodes=episodes,
         )
 
@@ -204,7 +207,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         """One decision, and the updates of one epoch over a made-up rollout."""
         num_steps, num_envs, net = self.config.num_steps, self.envs.num_envs, rehearsed(self.state.net)
         reward, num_rows = self.made_up(num_steps, num_envs), num_steps * num_envs
-        rows, zeros = self.made_up(num_rows, self.envs.codec.obs_size), torch.zeros_like(reward)
+        rows, zeros = self.made_up_obs(num_rows), torch.zeros_like(reward)
         noise, row_noise = (self.streams.draw("action", self.dist.noise, n) for n in (num_envs, num_rows))
         memory = pytree.tree_map(lambda x: self.made_up(num_rows, *x.shape[1:]), self.memory())
         present = pytree.tree_map(lambda x: x[:num_envs], memory)
@@ -223,16 +226,23 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         return self.net.apply(self.state.net.params, self.normalized(obs), self.extras_of(obs), "policy")[0]
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
-        """Policy and value, with the batches of rollout, targets (without final observations) and updates."""
+        """Policy and value, with the batches of rollout, targets (without final observations) and updates.
+
+        With an encoder, which both have, they are one network.
+        """
         num_envs, rollout = self.envs.num_envs, self.config.num_steps * self.envs.num_envs
         batches = (num_envs, rollout // self.config.num_minibatches, rollout, rollout + num_envs)
-        apply, params, size = self.net.apply, self.state.net.params, self.num_seen
+        images = bool(self.image_shape)
+        parts = [("policy", "value")] if images else [("policy",), ("value",)]
         return {
-            "policy": ForwardPass(
-                lambda rows: apply(params, rows, self.no_extras, "policy")[0], size, batches
-            ),
-            "value": ForwardPass(lambda rows: apply(params, rows, self.no_extras, "value")[0], size, batches),
+            " and ".join(names): ForwardPass(partial(self._rows, names), self.num_seen, batches, images)
+            for names in parts
         }
+
+    def _rows(self, parts: tuple[str, ...], rows: Tensor) -> Tensor:
+        """Parts of the network side by side, (B, ...), for observations (B, O)."""
+        outputs = self.net.apply(self.state.net.params, rows, self.no_extras, *parts)
+        return torch.cat([output.reshape(len(rows), -1) for output in outputs], 1)
 
 
 def _stacked(steps: list[Extras]) -> Extras:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from runlab.interfaces import Codec
 
 # Upper bounds of environment steps (three years at 10,000 a second) and of all other counts.
 MOST_STEPS = 10**12
@@ -58,6 +61,13 @@ class AlgoConfig:
         """Yield combinations of values that cannot work."""
         return iter(())
 
+    def fitted(self, codec: Codec) -> Self:
+        """The configuration in which values are chosen that depend on an environment.
+
+        `ConfigError` for values that do not suit it.
+        """
+        return self
+
     def product_problems(self, products: str) -> Iterator[str]:
         """Yield values that cannot work with a way of matrix products, `determinism.products`."""
         return iter(())
@@ -71,7 +81,10 @@ class AlgoConfig:
         return iter(())
 
     def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
-        """Yield the large parts of a run in memory: what takes it, and how many float32 numbers it has."""
+        """Yield the large parts of a run in memory: what takes it, and how many float32 numbers it has.
+
+        `obs_size`: the numbers of an observation; four bytes of an image are one number.
+        """
         return iter(())
 
     def least_parameters(self) -> int:
@@ -104,16 +117,18 @@ class AlgoConfig:
 class Entry:
     """An algorithm: the type of its configuration, and `module:class` of its implementation.
 
-    `needs_bounded_box`: actions must be real numbers between finite bounds. `needs_discrete`: an
-    action must be one whole number. `console`: its metrics on the console, each with a label. `zero_metric`:
-    the metric that must be 0 where a row's result depends on the row alone, if `acts_as_it_learns`.
-    `values`: the content of its file for conf/algo/, where a package brings it.
+    `needs_bounded_box`: actions must be real numbers between finite bounds. `needs_discrete`: an action must
+    be one whole number. `takes_images`: observations may begin with an image of bytes. `console`: its metrics
+    on the console, each with a label. `zero_metric`: the metric that must be 0 where a row's result depends
+    on the row alone, if `acts_as_it_learns`. `values`: the content of its file for conf/algo/, where a
+    package brings it.
     """
 
     config: type[AlgoConfig]
     implementation: str
     needs_bounded_box: bool = False
     needs_discrete: bool = False
+    takes_images: bool = False
     console: Mapping[str, str] = field(default_factory=dict)
     zero_metric: str | None = None
     values: Mapping[str, Any] | None = None

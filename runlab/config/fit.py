@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runlab.config.project import ALGORITHMS
-from runlab.config.schema import Config, Device
+from runlab.config.schema import Config, Device, Products
 from runlab.errors import ConfigError
 from runlab.interfaces import Codec
 from runlab.machine import usable_memory
@@ -17,8 +19,10 @@ def check_fit(config: Config, codec: Codec) -> None:
     Memory is compared with `device=cpu` only.
     """
     check_actions(config.algo.name, codec)
+    check_images(config, codec)
+    fitted = replace(config, algo=config.algo.fitted(codec))
     if config.device is Device.cpu:
-        check_memory(config, codec, usable_memory())
+        check_memory(fitted, codec, usable_memory())
 
 
 def check_actions(algo: str, codec: Codec) -> None:
@@ -39,9 +43,28 @@ def _lacks(algo: str, codec: Codec) -> str:
     return "Discrete actions" if entry.needs_discrete and len(codec.nvec) != 1 else ""
 
 
+def check_images(config: Config, codec: Codec) -> None:
+    """Raise `ConfigError` if a codec has images, and the algorithm or the level cannot compute with them."""
+    if not getattr(codec, "image_shape", ()):
+        return
+    if not ALGORITHMS[config.algo.name].takes_images:
+        able = [name for name, entry in ALGORITHMS.items() if entry.takes_images and not _lacks(name, codec)]
+        raise ConfigError(
+            f"algo={config.algo.name} takes no images, and {codec.env_id} observes one; "
+            f"use {f'algo={able[0]}, or ' if able else ''}a wrapper in env.wrappers that gives vectors"
+        )
+    if config.determinism.products is Products.blas:
+        raise ConfigError(
+            f"determinism={config.determinism.level.name}: {codec.env_id} observes images, and NumPy "
+            "(products=blas) has no convolutions; use determinism=invariant"
+        )
+
+
 def check_memory(config: Config, codec: Codec, available: int) -> None:
     """Raise `ConfigError` if a part of a run is larger than the `available` bytes of memory."""
-    for part, numbers in config.algo.memory(config.env.num_envs, codec.obs_size, codec.action_size):
+    itemsize = getattr(getattr(codec, "obs_dtype", None), "itemsize", _FLOAT32)
+    obs_size = -(-codec.obs_size * itemsize // _FLOAT32)
+    for part, numbers in config.algo.memory(config.env.num_envs, obs_size, codec.action_size):
         if (needed := _FLOAT32 * numbers) > available:
             raise ConfigError(
                 f"{part} {needed / 2**30:.1f} GiB, and this machine has {available / 2**30:.1f} GiB, "

@@ -38,7 +38,16 @@ _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
 
 def environment_file(path: Path) -> dict[str, Any]:
-    """The values of a file of conf/env/; empty if the file cannot be read."""
+    """The values of a file of conf/env/ and of the files that it begins with; empty if it cannot be read."""
+    own = _values(path)
+    names = own.pop("defaults", [])
+    values: dict[str, Any] = {}
+    for name in names if isinstance(names, list) else []:  # no file is called _self_
+        values |= _values(path.with_name(f"{name}.yaml"))
+    return values | own
+
+
+def _values(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
         _, values = parse(path.read_text(encoding="utf-8"))
         return values if isinstance(values, dict) else {}

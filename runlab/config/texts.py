@@ -55,6 +55,12 @@ def error_text(error: BaseException) -> str:
         return ""
 
 
+def to_install(error: BaseException) -> str:
+    """The command that installs what Atari lacks, of which Gymnasium names another package; else nothing."""
+    missing = "opencv" in str(error) or (isinstance(error, ImportError) and "ale_py" in str(error))
+    return "; use .venv/bin/python -m pip install ale-py opencv-python-headless" if missing else ""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, its type where it has none."""
     # Gymnasium adds these words to a TypeError of an environment.

@@ -30,6 +30,7 @@ Passes = Mapping[str, ForwardPass]  # of the run's algorithm
 
 # Numbers of rows near the sizes at which libraries change their kernels.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 31, 33, 64, 100, 255, 256, 511)
+_MOST_NUMBERS = 2**20  # in the rows of a call that is made several times: more images would take a minute
 _THREADS = (1, 2)
 _REPETITIONS = 10
 _RACES = 100
@@ -68,7 +69,8 @@ def check_repeats(config: Config, passes: Passes) -> dict[str, Any]:
     races = _RACES if torch.are_deterministic_algorithms_enabled() else _RACES_WITHOUT
     tries: dict[str, tuple[int, Callable[[], list[Tensor]]]] = {"a gradient of indexing": (races, indexed)}
     for name, each in passes.items():
-        rows = torch.randn(max(each.batches), each.size, generator=generator).to(device)
+        most = max(1, _MOST_NUMBERS // each.size)
+        rows = torch.randn(min(most, max(each.batches)), each.size, generator=generator).to(device)
         tries[f"the {name} network"] = _REPETITIONS, partial(_forward_and_backward, each, rows)
     for name, (times, again) in tries.items():
         first = again()
@@ -111,7 +113,8 @@ def _instead(config: Config, passes: Passes, products: str) -> str | None:
     """
     kernels_name, before = blas_kernels("blas"), replace(kernels.chosen)
     tried = products == "blas" and config.determinism.blas_kernels == kernels_name
-    if kernels_name is None or tried or products not in ("strict", "padded", "blas"):
+    impossible = any(each.convolves for each in passes.values())
+    if kernels_name is None or tried or impossible or products not in ("strict", "padded", "blas"):
         return None
     try:
         use_blas_threads(1)
@@ -125,15 +128,20 @@ def _instead(config: Config, passes: Passes, products: str) -> str | None:
 
 
 def differing_rows(each: ForwardPass, device: torch.device) -> str | None:
-    """The first batch in which a row's result depends on more than the row, such as `8 rows on 1 thread`."""
+    """The first batch in which a row's result depends on more than the row, such as `8 rows on 1 thread`.
+
+    With images, the large batches that training has are tried in one place, and others are not.
+    """
     generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
-    sizes = sorted({*ROWS, *each.batches})
-    rows = torch.randn(sizes[-1] + 37, each.size, generator=generator).to(device)
+    sizes, most = sorted({*ROWS, *each.batches}), _MOST_NUMBERS // each.size
+    batches = [(size, first) for size, first in product(sizes, (0, 37)) if size <= most]
+    batches += [(size, 0) for size in sizes if most < size and size in each.batches]
+    rows = torch.randn(max(size for size, _ in batches) + 37, each.size, generator=generator).to(device)
     try:
         torch.set_num_threads(_THREADS[0])
         with torch.no_grad():
             reference = each.network(rows)
-            for threads, size, first in product(_THREADS, sizes, (0, 37)):
+            for threads, (size, first) in product(_THREADS, batches):
                 torch.set_num_threads(threads)
                 if not torch.equal(each.network(rows[first : first + size]), reference[first : first + size]):
                     return f"{size} rows on {threads} thread{'s' * (threads > 1)}"

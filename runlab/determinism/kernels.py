@@ -81,7 +81,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def threads_of_gradients() -> Iterator[None]:
     """Above `repeat`, gradients that are computed in this block have one thread.
 
-    With another number MKL adds in another order for the weights of layers with few outputs.
+    With another number convolutions add in another order, and so does MKL for the weights of layers with few
+    outputs.
     """
     threads = torch.get_num_threads()
     if chosen.products == "plain" or threads == 1:

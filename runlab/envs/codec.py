@@ -8,40 +8,20 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from runlab.envs.images import ImageBox, with_image
 from runlab.envs.masks import ActionMask, MaskedBox, choices_of, has_mask
 from runlab.errors import ConfigError
 
-_ATARI = (
-    "env.kwargs.obs_type=ram env.kwargs.repeat_action_probability=0 "
-    "env.wrappers.StickyAction.repeat_action_probability=0.25"
-)
-_MOST_STACKED = 16  # up to so many stacked vectors of bytes, such as Atari's memory, are no image
-
-
-def refuse_images(env_id: str, space: spaces.Space[Any]) -> None:
-    """Raise `ConfigError` if the observation, or a part of it, is an image of bytes."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for part in space.values() if isinstance(space, spaces.Dict) else space:
-            refuse_images(env_id, part)
-    shape = space.shape or ()
-    large = len(shape) >= 3 or (len(shape) == 2 and min(shape) > _MOST_STACKED)
-    if large and space.dtype == np.uint8:
-        advice = "use an environment with vector observations, or a wrapper in env.wrappers that gives these"
-        if "ALE/" in env_id:  # whose own sticky actions cannot be resumed
-            advice = f"use the memory instead:\n{_ATARI}"
-        raise ConfigError(
-            f"{env_id} observes images {shape}, and this project takes vectors of numbers; {advice}"
-        )
-
 
 def flattened(env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """The environment with observations that `FlatCodec` takes; `ConfigError` for images.
+    """The environment with observations that `FlatCodec` takes.
 
-    A Dict with an `action_mask` for discrete actions becomes a `MaskedBox`.
+    One with an image becomes an `ImageBox`, a Dict with an `action_mask` for discrete actions a `MaskedBox`.
     """
     if (masked := has_mask(env)) and not isinstance(env, ActionMask):
         env = ActionMask(env_id, env)
-    refuse_images(env_id, env.observation_space)
+    if (imaged := with_image(env_id, env, masked)) is not None:
+        return imaged
     if isinstance(env.observation_space, spaces.Box | spaces.Discrete):
         return env
     flat = gym.wrappers.FlattenObservation(env)
@@ -53,7 +33,8 @@ def flattened(env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
 class FlatCodec:
     """Observations and actions of an environment as arrays of numbers; the only place that knows spaces.
 
-    Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. Actions are float32
+    Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. They begin with an image
+    of `image_shape`, or () without one, and are bytes where all of their parts are. Actions are float32
     (N, A) in [-1, 1], scaled to the bounds of the Box (components without finite bounds pass unchanged), or
     integers (N, A) from zero for Discrete, MultiDiscrete and MultiBinary. In a Box of integers each integer
     has an equal share of [-1, 1].
@@ -67,6 +48,9 @@ class FlatCodec:
                 "and what Gymnasium flattens to a Box; env.wrappers takes a wrapper that gets there"
             )
         self.obs_size = spaces.flatdim(obs_space)
+        self.image_shape = obs_space.image_shape if isinstance(obs_space, ImageBox) else ()
+        in_bytes = self.image_shape and obs_space.dtype == np.uint8
+        self.obs_dtype: np.dtype[Any] = np.dtype(np.uint8 if in_bytes else np.float32)
         self._shape = tuple(action_space.shape or ())
         self.nvec = choices_of(action_space)  # choices per component; empty for continuous actions
         self.mask_size = sum(self.nvec) if isinstance(obs_space, MaskedBox) else 0
@@ -95,13 +79,13 @@ class FlatCodec:
         self.action_size = len(self.nvec)
 
     def encode_obs(self, obs: Any) -> np.ndarray:
-        """A batch of raw observations as float32 (N, O)."""
+        """A batch of raw observations (N, O), a copy."""
         batch = np.asarray(obs)
         if isinstance(self.obs_space, spaces.Discrete):
             one_hot = np.zeros((len(batch), self.obs_size), np.float32)
             one_hot[np.arange(len(batch)), batch - self.obs_space.start] = 1.0
             return one_hot
-        return batch.reshape(len(batch), -1).astype(np.float32)
+        return batch.reshape(len(batch), -1).astype(self.obs_dtype)
 
     def decode_action(self, action: np.ndarray) -> np.ndarray:
         """Algorithm actions (N, A) as a batch of the environment's own actions."""

@@ -22,7 +22,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from runlab.config.project import project
 from runlab.config.schema import EnvConfig
-from runlab.config.texts import choose, error_text, first_line, nearest
+from runlab.config.texts import choose, error_text, first_line, nearest, to_install
 from runlab.determinism import denormals
 from runlab.envs import wrappers
 from runlab.envs.exits import exits_are_errors, forks_end_here
@@ -72,6 +72,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
         spec = gym.spec(name)
         if "mujoco" in str(spec.entry_point):
             _quiet_mujoco()
+        if "ale_py" in str(spec.entry_point):
+            _quiet_atari()
         env = gym.make(
             config.id,
             max_episode_steps=config.max_episode_steps,
@@ -81,7 +83,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
             **config.kwargs,
         )
     except (gym.error.Error, ImportError) as error:
-        raise ConfigError(f"env.id={config.id}: {first_line(error)}") from error
+        raise ConfigError(f"env.id={config.id}: {first_line(error)}{to_install(error)}") from error
     except _MISTAKES as error:
         if not config.kwargs:
             raise
@@ -110,8 +112,13 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
         kind = getattr(source, own)
         if not (isinstance(kind, type) and issubclass(kind, gym.Wrapper)):
             raise TypeError("is no subclass of gymnasium.Wrapper")
-        return kind(env, **(arguments or {}))
+        given = dict(**(arguments or {}))
+        # YAML has no tuples, and some wrappers take no lists.
+        given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+        return kind(env, **given)
     except (gym.error.Error, ImportError, *_MISTAKES) as error:
+        if command := to_install(error):
+            raise ConfigError(f"{key}: a package is missing{command}") from error
         raise _mistake(f"{key}={arguments}", error, hint or _allowed(error, kind, "env")) from error
 
 
@@ -229,6 +236,19 @@ def _check_wrappers(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
             )
 
 
+def _refuse_own_repetition(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
+    """Refuse the sticky actions of ALE itself: no reset restores their generator.
+
+    Trials of a few steps need not show it: in Pong nothing moves before the ball is served.
+    """
+    spec: Any = env.unwrapped.spec
+    if "ale_py" in str(spec.entry_point) and spec.kwargs.get("repeat_action_probability"):
+        raise ConfigError(
+            f"{config.id} repeats actions by a generator of its own, which no resume restores; use "
+            "env.kwargs.repeat_action_probability=0 env.wrappers.StickyAction.repeat_action_probability=0.25"
+        )
+
+
 def _resumes(config: EnvConfig, patience_s: float = math.inf) -> bool:
     """True if an environment can be led to the state of another one after a few episodes.
 
@@ -259,6 +279,7 @@ def check_env(config: EnvConfig, note: Callable[[str], None] | None = None) -> C
     try:
         with exits_are_errors(), closing(make_env(config, training=True)) as env:
             codec = project().codec(config.id, env.observation_space, env.action_space)
+            _refuse_own_repetition(config, env)
             if config.wrappers or config.training_wrappers:
                 _check_wrappers(config, env)
             problem = "its first steps failed"
@@ -291,6 +312,13 @@ def _try_steps(config: EnvConfig, env: gym.Env[Any, Any]) -> int:
         if any(ended):
             break
     return tried.seed_bits
+
+
+def _quiet_atari() -> None:
+    """Keep ALE from greeting in each process."""
+    from ale_py import ALEInterface, LoggerMode
+
+    ALEInterface.setLoggerMode(LoggerMode.Error)
 
 
 def _quiet_mujoco() -> None:

@@ -58,6 +58,8 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
             if dtype.itemsize < 4:  # bytes: large numbers become infinite
                 with np.errstate(over="ignore"):
                     array = array.astype(dtype)
+        if dtype.kind in "iu":  # all of them are finite
+            return array
         # A sum keeps NaN and infinity. This one takes less time than a test of each value.
         if float(np.vdot(array, array)) <= _LARGEST:
             return array

@@ -22,6 +22,7 @@ from runlab.config.loading import to_dict, to_yaml
 from runlab.config.project import ALGORITHMS
 from runlab.engine import Engine
 from runlab.envs.codec import FlatCodec
+from runlab.envs.images import image_shape
 from runlab.envs.make import codec_of
 from runlab.errors import ConfigError
 from runlab.interfaces import Algorithm, attach_probe
@@ -38,10 +39,16 @@ ENVS.append("env.id=FrozenLake-v1")  # with observations of a Discrete space
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_pair_trains_for_one_iteration_or_is_refused(configure: Configure, algo: str, env: str) -> None:
     config = configure(f"algo={algo}", env, *SHRUNK[algo])
-    actions = gym.make(config.env.id, **config.env.kwargs).action_space
-    entry, discrete = ALGORITHMS[algo], isinstance(actions, spaces.Discrete)
+    if module := config.env.id.rpartition(":")[0]:
+        pytest.importorskip(module)
+    made = gym.make(config.env.id, **config.env.kwargs)
+    entry, discrete = ALGORITHMS[algo], isinstance(made.action_space, spaces.Discrete)
     if (entry.needs_bounded_box and discrete) or (entry.needs_discrete and not discrete):
         with pytest.raises(ConfigError, match=f"algo={algo} needs "):
+            build(config)
+        return
+    if image_shape(made.observation_space) and not entry.takes_images:
+        with pytest.raises(ConfigError, match=f"algo={algo} takes no images, .* use algo=ppo, or a wrapper"):
             build(config)
         return
     algorithm, _ = build(config)

@@ -15,6 +15,7 @@ from conftest import record, run_train
         ("algo=ppo env=CartPole", 499.0, True),
         ("algo=ppo env=Acrobot", -100.0, True),
         ("algo=ppo env=Pendulum", -250.0, True),
+        ("algo=ppo env=Catch", 0.9, True),
         ("algo=sac env=Pendulum", -220.0, True),
         ("algo=ppo_recurrent env=CartPoleNoVel", 400.0, True),
         # The inverse: without a memory.

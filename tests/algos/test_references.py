@@ -19,6 +19,7 @@ from references.sac import ReferenceSAC
 from references.surroundings import Copies
 
 from rltemplate.algos.ppo import PPO
+from rltemplate.algos.ppo_config import PPOConfig
 from rltemplate.algos.ppo_moe import PPOMoE
 from rltemplate.algos.ppo_recurrent import PPORecurrent
 from rltemplate.algos.sac import SAC
@@ -57,6 +58,11 @@ PPO_CASES = """
     orthogonal_init=false log_std_init=-0.7
     actions=discrete,masked=true actions=several,masked=true,ent_coef=0.2
 """
+# With pictures, whose edge decides about the encoder. Nothing is normalised.
+IMAGE_CASES = """
+    image=36 image=8,beside=true image=8,beside=true,actions=discrete,masked=true image=8,encoder=impala
+    image=8,encoder_size=5,orthogonal_init=false image=8,normalize_obs=false
+"""
 MOE_CASES = """
     base actions=discrete actions=several num_envs=1 hidden_sizes=[7] num_experts=3 num_experts=2
     num_chosen=1 num_chosen=4 router_gain=0.3 balance_coef=1.0 replay_routing=flipped replay_routing=none
@@ -89,12 +95,14 @@ def varied(config: Config, case: str) -> Config:
     for name, text in (word.split("=") for word in case.split(",") if "=" in word):
         now, value = getattr(algo, name, None), yaml.safe_load(text)
         changes: dict[str, Any] = {name: type(now)[text] if isinstance(now, Enum) else value}
-        if name in ("actions", "masked"):
+        if name in ("actions", "masked", "image", "beside"):
             env = dataclasses.replace(env, kwargs={**env.kwargs, **changes})
         elif name == "num_envs":
             env = dataclasses.replace(env, **changes)
         else:
             algo = dataclasses.replace(algo, **changes)
+    if "image=" in case and isinstance(algo, PPOConfig) and "normalize_obs" not in case:
+        algo = dataclasses.replace(algo, normalize_obs=False)
     return dataclasses.replace(config, env=env, algo=algo)
 
 
@@ -159,6 +167,11 @@ def test_ppo(base: dict[str, Config], of_base: dict[str, str], case: str) -> Non
     assert (agree(varied(base["ppo"], case)) == of_base["ppo"]) == (case == "base")
 
 
+@pytest.mark.parametrize("case", IMAGE_CASES.split())
+def test_ppo_with_images(base: dict[str, Config], of_base: dict[str, str], case: str) -> None:
+    assert agree(varied(base["ppo"], case)) != of_base["ppo"]
+
+
 @pytest.mark.parametrize("case", MOE_CASES.split())
 def test_ppo_moe(base: dict[str, Config], of_base: dict[str, str], case: str) -> None:
     assert (agree(varied(base["ppo_moe"], case)) == of_base["ppo_moe"]) == (case == "base")
@@ -177,9 +190,9 @@ def test_sac(base: dict[str, Config], of_base: dict[str, str], case: str) -> Non
 @pytest.mark.parametrize(
     ("algo", "cases"),
     [
-        ("ppo", PPO_CASES.split()),
-        ("ppo_moe", [*PPO_CASES.split(), *MOE_CASES.split()]),
-        ("ppo_recurrent", [*PPO_CASES.split(), *RECURRENT_CASES.split()]),
+        ("ppo", [*PPO_CASES.split(), *IMAGE_CASES.split()]),
+        ("ppo_moe", [*PPO_CASES.split(), *IMAGE_CASES.split(), *MOE_CASES.split()]),
+        ("ppo_recurrent", [*PPO_CASES.split(), *IMAGE_CASES.split(), *RECURRENT_CASES.split()]),
         ("sac", SAC_CASES.split()),
     ],
 )

@@ -28,12 +28,17 @@ RUN, A_B, ONE = "run=seed1-aaaaaa", "a=seed1-aaaaaa b=seed1-bbbbbb", "runs=runs/
 # The words, and what the answer must contain. A file called `mine` lies beside runs/.
 CALLS: list[tuple[str, *tuple[str, ...]]] = [
     # training, after its overrides were understood
-    ("train env=CarRacing-v3", "CarRacing-v3 observes images", "vector observations"),
+    ("train algo=sac env=CarRacing-v3", "algo=sac takes no images, and CarRacing-v3", "use algo=ppo"),
+    ("train env=Catch algo.normalize_obs=true", "Catch-v0 observes images", "use algo.normalize_obs=false"),
+    ("train env=Catch determinism=profile", "images, and NumPy", "use determinism=invariant"),
+    ("train env=Catch algo.encoder=none", "is for vectors, and", "use algo.encoder=auto"),
+    ("train algo.encoder=nature", "CartPole-v1 observes no images", "use algo.encoder=auto"),
+    ("train algo.encoder=cnn", "algo.encoder=cnn", "allowed: auto, none, nature, impala, small"),
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
     ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2667.3 GiB, and this"),
     (
         "train algo.num_steps=1000000 env.num_envs=65536 algo.num_minibatches=65536",
-        "algo.num_steps=1000000 x env.num_envs=65536: a rollout takes 3662.1 GiB, and this machine has",
+        "algo.num_steps=1000000 x env.num_envs=65536: a rollout takes 2685.5 GiB, and this machine has",
     ),
     (
         "train +env.kwargs.nonsense=1",

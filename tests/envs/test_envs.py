@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import env_config, play
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
+from runlab.config.cli.preflight import preflight
 from runlab.config.schema import EnvConfig
-from runlab.envs.codec import FlatCodec, refuse_images
+from runlab.envs.codec import FlatCodec
 from runlab.envs.envs import Envs
 from runlab.envs.make import check_env, make_env, repeats, seeded_episodes
 from runlab.envs.recorder import ActionRecorder
@@ -80,37 +86,22 @@ def test_every_integer_of_a_box_has_an_equal_share(low: int, high: int, kind: An
 def test_a_space_that_does_not_fit_is_refused_in_a_line() -> None:
     with pytest.raises(ConfigError, match=r"^Some-v0 has the observation space Dict; .* flattens[^\n]*$"):
         codec(spaces.Dict({"a": BOX}))
-    for shape in (84, 84), (8, 8, 3):
-        image = spaces.Box(0, 255, shape, np.uint8)
-        for space in image, spaces.Dict({"a": BOX, "b": spaces.Tuple([BOX, image])}):
-            with pytest.raises(ConfigError, match="Some-v0 observes images"):
-                refuse_images("Some-v0", space)
-    with pytest.raises(
-        ConfigError, match=r"obs_type=ram env.kwargs.repeat_action_probability=0 .*StickyAction"
-    ):
-        refuse_images("ale_py:ALE/Pong-v5", image)
-    memory = spaces.Box(0, 255, (4, 128), np.uint8)  # a stack of an Atari's
-    refuse_images("Some-v0", spaces.Dict({"a": BOX, "b": memory}))
-    assert codec(memory).obs_size == 512
 
 
 class Looks(gym.Env[Any, Any]):
-    """Its constructor takes no `render_mode`, and it observes an image in a Dict."""
+    """Its constructor takes no `render_mode`."""
 
-    observation_space = spaces.Dict({"image": spaces.Box(0, 255, (8, 8, 3), np.uint8)})
+    observation_space = BOX
     action_space = spaces.Discrete(2)
 
 
-def test_a_constructor_without_render_mode_is_called_and_images_in_a_dict_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_constructor_without_render_mode_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         gym.registry, "Looks-v0", gym.envs.registration.EnvSpec("Looks-v0", f"{__name__}:Looks")
     )
     with pytest.raises(ConfigError, match=r"env.kwargs.render_mode: .* leave it out"):
         make_env(env_config("Looks-v0", kwargs={"render_mode": "human"}))
-    with pytest.raises(ConfigError, match=r"Looks-v0 observes images \(8, 8, 3\)"):
-        make_env(env_config("Looks-v0"))
+    make_env(env_config("Looks-v0")).close()
 
 
 def test_an_ended_episode_keeps_its_last_observation_apart_from_the_next_start() -> None:
@@ -392,3 +383,41 @@ def test_infos_come_with_the_observations_that_they_are_about(workers: int) -> N
     assert again.infos["steps"].tolist() == [[0, 0]] * 2
     envs.close()
     again.close()
+
+
+class Game(CartPoleEnv):
+    """With an argument of ALE's games."""
+
+    def __init__(self, repeat_action_probability: float, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+
+
+@pytest.mark.parametrize("probability", [0.25, 0.0])
+def test_the_sticky_actions_of_ale_are_refused_and_those_of_gymnasium_are_not(
+    monkeypatch: pytest.MonkeyPatch, probability: float
+) -> None:
+    """ALE's come from a generator that no reset restores, which a few steps need not show."""
+    package = SimpleNamespace(Game=Game, ALEInterface=Mock(), LoggerMode=Mock())
+    monkeypatch.setitem(sys.modules, "ale_py", package)
+    gym.register("Game-v0", "ale_py:Game", kwargs={"repeat_action_probability": 0.25})
+    config = env_config("Game-v0", wrappers={"StickyAction": {"repeat_action_probability": 0.25}})
+    if probability:
+        with pytest.raises(ConfigError, match=r"Game-v0 repeats actions .*StickyAction.repeat_action_prob"):
+            check_env(config)
+    else:
+        check_env(replace(config, kwargs={"repeat_action_probability": 0.0}))
+    gym.registry.pop("Game-v0")
+
+
+def test_packages_of_atari_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ale_py", "cv2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    words = "use .venv/bin/python -m pip install ale-py opencv-python-headless"
+    with pytest.raises(ConfigError, match=words):
+        make_env(env_config("ale_py:ALE/Pong-v5"))
+    with pytest.raises(ConfigError, match=f"env.wrappers.AtariPreprocessing: a package is missing; {words}"):
+        make_env(env_config("CartPole-v1", wrappers={"AtariPreprocessing": {}}))
+    with pytest.raises(ConfigError, match=f"env=ale_py:ALE/Qbert-v5: ale_py cannot be imported .*; {words}"):
+        preflight(["env=ale_py:ALE/Qbert-v5"])
+    with pytest.raises(ConfigError, match=r"other_games cannot be imported .*; is it installed?"):
+        preflight(["env=other_games:Game-v0"])

@@ -69,6 +69,18 @@ def test_going_on_from_a_checkpoint_changes_no_bit(
     again.close()
 
 
+def test_going_on_with_images_changes_no_bit(configure: Configure, tmp_path: Path) -> None:
+    """From the middle of episodes, in a worker and in this process; the checkpoint has bytes."""
+    words = small("ppo", "env.max_episode_steps=5", "algo.encoder_size=16", "env.num_envs=3", env="Catch")
+    following, checkpoint = interrupted(configure(*words, "env.num_workers=1"), tmp_path)
+    again, _ = build(configure(*words))
+    state = load_checkpoint(checkpoint)
+    assert state.state["obs"].dtype == torch.uint8
+    assert restore(again, state) == 3
+    assert digests(again, tmp_path / "again") == following
+    again.close()
+
+
 def changed(state: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
     """A copy in which one value is another; a stream of random numbers is left out, and so begins anew."""
     copied = copy.deepcopy(state)

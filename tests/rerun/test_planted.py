@@ -222,3 +222,25 @@ def test_statistics_that_were_merged_before_other_events_are_found(
     assert zoomed.finding.a is not None
     assert (zoomed.finding.kind, zoomed.finding.a.operation) == ("arguments", "aten.mul.Tensor")
     assert "in train_iteration: self.state" in zoomed.finding.a.source[0]
+
+
+@pytest.mark.parametrize("planted", ["a pixel", pytest.param("another library", marks=pytest.mark.long)])
+def test_images_and_convolutions_that_differ_are_named(
+    configure: Configure, tmp_path: Path, in_this_process: dict[str, Planted], planted: str
+) -> None:
+    """Torch's own convolutions round otherwise than those of oneDNN."""
+    pixel = planted == "a pixel"
+    other: Planted = partial(planted_fault, "next_obs@1:3")
+    if not pixel:
+        other = partial(torch.backends.mkldnn.flags, enabled=False)
+    in_this_process["b"] = other
+    both = small("ppo", *WORDS[:2], "algo.encoder_size=16", "trace=step", env="Catch")
+    a = made(tmp_path / "a", configure(*both))
+    zoomed = zoom.zoom_in(compare_runs(a, made(tmp_path / "b", configure(*both), other)))
+    if pixel:
+        assert (zoomed.iteration, zoomed.first) == (1, "next_obs")
+        return
+    assert (zoomed.iteration, zoomed.event, zoomed.first) == (0, "policy_step", "policy")
+    assert zoomed.finding is not None
+    assert zoomed.finding.a is not None
+    assert (zoomed.finding.kind, zoomed.finding.a.operation) == ("computed", "aten.convolution.default")

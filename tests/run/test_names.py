@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from conftest import git
 
+from runlab.config.loading import CONF, environment_file
 from runlab.run.git.snapshot import remote_url
 from runlab.run.names import differences, env_name, experiment_name, run_name
 
@@ -51,6 +52,10 @@ def test_an_environment_has_one_name_typed_or_not() -> None:
     assert len({experiment_name(CONFIG, [word]) for word in words}) == 1
     more = {"id": "LunarLander-v3", "kwargs": {"continuous": True, "gravity": -5}, "wrappers": {"A": None}}
     assert env_name({"env": more}, []) == "LunarLanderContinuous"
+    # What a file begins with is a part of it: the id alone is not the game with the wrappers of Atari.
+    game = {"id": "ale_py:ALE/Pong-v5", "kwargs": {}, "wrappers": {}}
+    assert env_name({"env": game}, []) == "ale_py:ALE/Pong-v5"
+    assert env_name({"env": environment_file(CONF / "env" / "Pong.yaml")}, []) == "Pong"
 
 
 def test_a_name_of_the_user_stands_for_all_words() -> None:

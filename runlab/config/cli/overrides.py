@@ -25,7 +25,7 @@ from runlab.config.entry_points import brought, load
 from runlab.config.loading import environment_file, literal
 from runlab.config.project import ALGORITHMS
 from runlab.config.schema import NONE, OPTIONAL, check_kinds, key_types
-from runlab.config.texts import ENOUGH, choose, few, first_line, nearest
+from runlab.config.texts import ENOUGH, choose, few, first_line, nearest, to_install
 from runlab.config.yaml_files import DEEPEST, MAX_DIGITS
 from runlab.errors import ConfigError
 
@@ -288,7 +288,8 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
             importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
         why = first_line(error)
-        raise ConfigError(f"env={name}: {module} cannot be imported ({why}); is it installed?") from error
+        cure = to_install(error) or "; is it installed?"
+        raise ConfigError(f"env={name}: {module} cannot be imported ({why}){cure}") from error
     for point in brought("envs"):
         if not module and env_id not in gymnasium.registry:
             load(f"env={name}", "envs", point)

@@ -17,10 +17,53 @@ from rltemplate.algos.ppo_config import PPOConfig
 from runlab.rng import Streams
 
 
+class Encoder(nn.Module):
+    """Features of the pixels, from 0 to 1, and behind them the numbers beside the image."""
+
+    def __init__(self, config: PPOConfig, image: int) -> None:
+        super().__init__()
+        self.image = image
+        filters = [(16, 2, 1), (32, 2, 1), (64, 2, 2)] if image < 36 else [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+        layers: list[nn.Module] = []
+        if config.encoder == "impala":
+            for size, width in ((3, 16), (16, 32), (32, 32)):
+                layers += [
+                    nn.Conv2d(size, width, 3, padding=1),
+                    nn.MaxPool2d(3, 2, 1),
+                    Block(width),
+                    Block(width),
+                ]
+        else:
+            for size, (width, kernel, stride) in zip((3, *(w for w, *_ in filters)), filters, strict=False):
+                layers += [nn.Conv2d(size, width, kernel, stride), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
+        size = self.layers(torch.zeros(1, 3, image, image)).numel()
+        self.last = nn.Linear(size, config.encoder_size)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """(B, F)."""
+        colors, values = obs[:, : 3 * self.image**2], obs[:, 3 * self.image**2 :]
+        pixels = torch.stack([color.view(-1, self.image, self.image) for color in colors.chunk(3, 1)], 1)
+        return torch.cat([self.last(self.layers(pixels / 255)).relu(), values], 1)
+
+
+class Block(nn.Module):
+    """Two convolutions and what went into them (Espeholt et al. 2018, figure 3)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W)."""
+        return x + self.second(self.first(x.relu()).relu())  # type: ignore[no-any-return]
+
+
 class ActorCritic(nn.Module):
     """Policy and value."""
 
-    def __init__(self, config: PPOConfig, obs_size: int, space: spaces.Space[Any]) -> None:
+    def __init__(self, config: PPOConfig, obs_size: int, space: spaces.Space[Any], image: int = 0) -> None:
         super().__init__()
         if isinstance(space, spaces.Box):
             self.choices: list[int] = []
@@ -30,7 +73,13 @@ class ActorCritic(nn.Module):
             self.choices = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()  # type: ignore[attr-defined]
             out = sum(self.choices)
         activation = config.activation
-        self.actor: nn.Module = network([obs_size, *config.hidden_sizes, out], activation)
+        if image:
+            self.encoder = Encoder(config, image)
+            size = config.encoder_size + obs_size - 3 * image * image
+            self.actor: nn.Module = nn.Sequential(self.encoder, nn.Linear(size, out))
+            self.critic = nn.Sequential(self.encoder, nn.Linear(size, 1))
+            return
+        self.actor = network([obs_size, *config.hidden_sizes, out], activation)
         self.critic = network([obs_size, *config.hidden_sizes, 1], activation)
 
     def features(self, rows: Tensor, length: int) -> Tensor:
@@ -80,14 +129,16 @@ class ReferencePPO:
         self.net = self.network()
         vector_to_parameters(weights, self.net.parameters())
         self.adam = torch.optim.Adam(self.net.parameters(), eps=config.adam_eps, foreach=False)
-        self.obs_norm = Statistics(config.normalize_obs, config.obs_clip, self.obs.shape[1])
+        self.obs_norm = Statistics(
+            config.normalize_obs, config.obs_clip, 0 if envs.image else self.obs.shape[1]
+        )
         self.return_norm = Statistics(config.normalize_reward, config.reward_clip, 1)
         self.running = [0.0 for _ in envs.envs]  # discounted return of each environment's episode
         self.env_steps = 0
 
     def network(self) -> ActorCritic:
         """Policy and value."""
-        return ActorCritic(self.config, self.obs.shape[1], self.envs.space)
+        return ActorCritic(self.config, self.obs.shape[1], self.envs.space, self.envs.image)
 
     def train_iteration(self) -> dict[str, float]:
         """One rollout and the passes over it; the metrics."""
@@ -271,6 +322,7 @@ class ReferencePPO:
     def act(self, obs: Tensor) -> Tensor:
         """The most probable actions (B, A), for observations with a mask of those that it allows."""
         size = self.obs.shape[1]
+        obs = obs.to(self.obs)
         return self.best(self.obs_norm.shifted(obs[:, :size]), obs[:, size:] > 0.5)
 
     def best(self, features: Tensor, mask: Tensor) -> Tensor:

@@ -25,21 +25,38 @@ class Noisy(gym.Env[np.ndarray, Any]):
     """Walks at random: observations of unequal size and offset, short episodes that end in both ways.
 
     Every observation and reward depends on the action, and on nothing before the last step. Both are exact in
-    float32.
+    float32. `image` is the edge of a picture of noise: all that is observed, or with `beside` a part of it.
     """
 
     observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
-    def __init__(self, actions: str = "box", masked: bool = False, render_mode: str | None = None) -> None:
-        self.action_space, self.masked = ACTIONS[actions], masked
+    def __init__(
+        self,
+        actions: str = "box",
+        masked: bool = False,
+        image: int = 0,
+        beside: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        self.action_space, self.masked, self.image = ACTIONS[actions], masked, image
+        parts = {"values": self.observation_space} if beside or not image else {}
         if masked:
-            mask = spaces.MultiBinary(spaces.flatdim(self.action_space))
-            self.observation_space = spaces.Dict({"action_mask": mask, "values": self.observation_space})
+            parts["action_mask"] = spaces.MultiBinary(spaces.flatdim(self.action_space))
+        if image:
+            parts["image"] = spaces.Box(0, 255, (image, image, 3), np.uint8)
+        self.observation_space = spaces.Dict(parts) if len(parts) > 1 else next(iter(parts.values()))
 
     def _obs(self, push: float, ended: bool = False) -> Any:
         draws = self.np_random.standard_normal(4) * [1.0, 3.0, 0.2, 8.0] + [0.0, 5.0, -1.0, 0.0]
-        values = (draws + push).astype(np.float32)
-        return {"action_mask": self._mask(ended), "values": values} if self.masked else values
+        obs: dict[str, Any] = {"values": (draws + push).astype(np.float32)}
+        if self.masked:
+            obs["action_mask"] = self._mask(ended)
+        if self.image:
+            noise = self.np_random.integers(200, size=(self.image, self.image, 3))
+            obs["image"] = (noise + round(10 * push) % 50).astype(np.uint8)
+        if isinstance(self.observation_space, spaces.Dict):
+            return {name: obs[name] for name in self.observation_space}
+        return obs["image" if self.image else "values"]
 
     def _mask(self, ended: bool) -> np.ndarray:
         """Half of the choices and at least one of each component, and none where no action follows."""
@@ -78,7 +95,7 @@ class Copies:
 
     def __init__(self, env_id: str, seeds: Sequence[int], **kwargs: Any) -> None:
         self.envs = [gym.make(env_id, disable_env_checker=True, **kwargs) for _ in seeds]
-        self.space = self.envs[0].action_space
+        self.space, self.image = self.envs[0].action_space, int(kwargs.get("image", 0))
         pairs = zip(self.envs, seeds, strict=True)
         first = [env.reset(seed=seed)[0] for env, seed in pairs]
         self.first_obs = torch.stack([_tensor(obs) for obs in first])  # (N, O)
@@ -95,10 +112,8 @@ class Copies:
         return outcomes
 
     def _mask(self, obs: Any) -> Tensor:
-        return (
-            torch.tensor(obs["action_mask"] if isinstance(obs, dict) else [1] * spaces.flatdim(self.space))
-            > 0
-        )
+        every = [1] * spaces.flatdim(self.space)
+        return torch.tensor(obs.get("action_mask", every) if isinstance(obs, dict) else every) > 0
 
     def _native(self, action: np.ndarray) -> Any:
         space = self.space
@@ -109,7 +124,11 @@ class Copies:
 
 
 def _tensor(obs: Any) -> Tensor:
-    return torch.from_numpy((obs["values"] if isinstance(obs, dict) else obs).astype(np.float64))
+    """The numbers of an observation (O,) without its mask: an image color by color, then the values."""
+    parts = obs if isinstance(obs, dict) else {"image" if obs.ndim == 3 else "values": obs}
+    image = [parts["image"][:, :, color].ravel() for color in range(3)] if "image" in parts else []
+    values = [parts["values"]] if "values" in parts else []
+    return torch.from_numpy(np.concatenate([*image, *values]).astype(np.float64))
 
 
 class Statistics:
@@ -130,7 +149,7 @@ class Statistics:
 
     def shifted(self, x: Tensor) -> Tensor:
         """`x` with zero mean and unit deviation, clipped."""
-        return self.scaled(x - self.mean)
+        return self.scaled(x - self.mean) if self.used else x
 
     def scaled(self, x: Tensor) -> Tensor:
         """`x` with unit deviation, clipped."""

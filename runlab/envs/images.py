@@ -1,0 +1,131 @@
+"""Images of bytes in observations, and vectors that begin with one.
+
+An algorithm gets observations (N, O), whatever the environment has. One with an image begins with its pixels,
+channels first, as bytes that nobody scales. The parts beside it follow, and a mask of actions comes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from runlab.envs.masks import MaskedBox
+from runlab.envs.validity import obs_check
+from runlab.errors import ConfigError
+
+_MOST_STACKED = 16  # up to so many stacked vectors of bytes, such as Atari's memory, are no image
+_LARGE = 36  # pixels; numbers in three axes, of which two are as large, can only be an image
+_OF_BYTES = "env.wrappers.RescaleObservation.min_obs=0 env.wrappers.RescaleObservation.max_obs=255 "
+_OF_BYTES += "env.wrappers.DtypeObservation.dtype=uint8"
+# Beside an image these stay bytes, as Gymnasium makes vectors of them.
+_CHOICES = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+
+
+class ImageBox(spaces.Box):
+    """Flat observations that begin with an image of `image_shape` (C, H, W)."""
+
+    image_shape: tuple[int, ...]
+
+
+class MaskedImageBox(ImageBox, MaskedBox):
+    """Flat observations that begin with an image and end with a mask."""
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """True for an image (H, W, C): C is 1 or 3, or H and W are alike and C is not."""
+    return len(shape) == 3 and (shape[2] in (1, 3) or shape[0] == shape[1] != shape[2])
+
+
+def image_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Channels, height and width of an image; () for a space that is none."""
+    shape = space.shape or ()
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return ()
+    if len(shape) == 3:
+        return (shape[2], *shape[:2]) if channels_last(shape) else shape
+    return (1, *shape) if len(shape) == 2 and min(shape) > _MOST_STACKED else ()
+
+
+def with_image(env_id: str, env: gym.Env[Any, Any], masked: bool) -> gym.Env[Any, Any] | None:
+    """The environment with its image in front; None if it has none, `ConfigError` for unsupported images.
+
+    `masked`: the last part of its observations is a mask of actions.
+    """
+    space = env.observation_space
+    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+    for part in parts.values():
+        _refuse(env_id, part)
+    names = [name for name, part in parts.items() if image_shape(part)]
+    if len(names) > 1:
+        raise ConfigError(
+            f"{env_id} observes the images {', '.join(names)}, and networks take one; leave the others out, "
+            f"as in 'env.wrappers.FilterObservation.filter_keys=[{names[0]}]'"
+        )
+    return ImageFirst(env_id, env, names[0], masked) if names else None
+
+
+def _refuse(env_id: str, space: spaces.Space[Any], inside: str = "") -> None:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for part in space.values() if isinstance(space, spaces.Dict) else space:
+            _refuse(env_id, part, type(space).__name__)
+        return
+    shape = space.shape or ()
+    if space.dtype == np.uint8 and len(shape) > 3:
+        raise ConfigError(
+            f"{env_id} observes images {shape}, and networks take three axes; use GrayscaleObservation "
+            "before FrameStackObservation in env.wrappers, or ReshapeObservation after it"
+        )
+    if space.dtype != np.uint8 and len(shape) > 2 and sorted(shape)[-2] >= _LARGE:
+        raise ConfigError(f"{env_id} observes images {shape} of {space.dtype}; use bytes: {_OF_BYTES}")
+    if inside and image_shape(space):
+        raise ConfigError(
+            f"{env_id} observes an image {shape} within a {inside}; use a wrapper in env.wrappers that gives "
+            "the image alone, or a Dict of which it is a part"
+        )
+
+
+class ImageFirst(gym.ObservationWrapper[Any, Any, Any]):
+    """Observations as a vector of the image, channels first, and of the other parts of a Dict.
+
+    Bytes if the other parts are bytes or choices, else float32.
+    """
+
+    def __init__(self, env_id: str, env: gym.Env[Any, Any], name: str, masked: bool) -> None:
+        super().__init__(env)
+        space, self._name = env.observation_space, name
+        image: Any = space
+        others: dict[str, Any] = {}
+        if isinstance(space, spaces.Dict):
+            image, others = space[name], {key: part for key, part in space.items() if key != name}
+        self._check, self._turned = obs_check(image), channels_last(image.shape)
+        self._others = spaces.Dict([*others.items()])  # a list keeps their order, in which a mask is last
+        low, high = np.zeros(math.prod(image.shape)), np.full(math.prod(image.shape), 255.0)
+        if others:
+            flat: Any = None
+            with contextlib.suppress(NotImplementedError):
+                flat = spaces.flatten_space(self._others)
+            if not isinstance(flat, spaces.Box):
+                raise ConfigError(
+                    f"{env_id} observes {', '.join(others)} beside the image, and not all of it is a vector; "
+                    f"leave parts out, as in 'env.wrappers.FilterObservation.filter_keys=[{name}]'"
+                )
+            low, high = np.concatenate([low, flat.low]), np.concatenate([high, flat.high])
+        in_bytes = all(isinstance(p, _CHOICES) or p.dtype in (np.uint8, np.bool_) for p in others.values())
+        self._dtype: Any = np.uint8 if in_bytes else np.float32
+        kind = MaskedImageBox if masked else ImageBox
+        box = kind(low.astype(self._dtype), high.astype(self._dtype), dtype=self._dtype)
+        box.image_shape = image_shape(image)
+        self.observation_space = box
+
+    def observation(self, observation: Any) -> np.ndarray:
+        """The vector, which may be a view of what the environment returned."""
+        image = self._check(observation[self._name] if self._name else observation)
+        flat: np.ndarray = (image.transpose(2, 0, 1) if self._turned else image).reshape(-1)
+        if not self._others.spaces:
+            return flat
+        return np.concatenate([flat, spaces.flatten(self._others, observation)]).astype(self._dtype)
