@@ -15,6 +15,9 @@ from runlab.determinism import kernels
 
 Layer = TypeVar("Layer", bound="Linear | Conv2d")
 
+# Larger batches are convolved in parts, whose numbers stay in a CPU's cache.
+_IMAGES_AT_ONCE = 256
+
 
 class Rows(nn.Sequential):
     """A sequence of layers. Where the level promises it, an output row depends on its input row alone."""
@@ -159,9 +162,15 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         image, beside = obs.tensor_split([self.num_pixels], 1)
-        pixels = image.unflatten(1, self.image_shape) / 255.0  # the first numbers that are no bytes
-        features = torch.relu(self.linear(self.convolutions(pixels)))
+        flat = torch.cat([self._convolved(few) for few in image.split(_IMAGES_AT_ONCE)])
+        features = torch.relu(self.linear(flat))
         return torch.cat([features, beside.to(features.dtype)], 1)
+
+    def _convolved(self, image: Tensor) -> Tensor:
+        """(B, F) from pixels (B, C * H * W)."""
+        # With channels last in memory, the gradients of convolutions take half the time on a CPU.
+        pixels = image.unflatten(1, self.image_shape).contiguous(memory_format=torch.channels_last)
+        return self.convolutions(pixels / 255.0)  # type: ignore[no-any-return]
 
 
 class GRU(nn.Module):
