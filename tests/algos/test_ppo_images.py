@@ -143,6 +143,14 @@ def test_an_encoder_takes_the_smallest_image_and_no_smaller_one(name: str, edge:
             Encoder(name, (3, edge - 1, edge), 7, True, rng)
 
 
+def test_images_of_a_large_batch_keep_their_order() -> None:
+    """Of which some are convolved at once."""
+    rng = torch.Generator().manual_seed(0)
+    encoder = Encoder("small", (1, 4, 4), 7, True, rng)
+    obs = torch.randint(256, (600, 16), generator=rng, dtype=torch.uint8)
+    torch.testing.assert_close(encoder(obs), torch.cat([encoder(row[None]) for row in obs]))
+
+
 def codec_of(height: int, width: int) -> FlatCodec:
     box = ImageBox(0, 255, (3 * height * width,), np.uint8)
     box.image_shape = (3, height, width)
