@@ -30,7 +30,7 @@ Passes = Mapping[str, ForwardPass]  # of the run's algorithm
 
 # Numbers of rows near the sizes at which libraries change their kernels.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 31, 33, 64, 100, 255, 256, 511)
-_MOST_NUMBERS = 2**20  # in the rows of a call that is made several times: more images would take a minute
+_MOST_NUMBERS = 2**20  # in the images of a call that is made several times: more would take a minute
 _THREADS = (1, 2)
 _REPETITIONS = 10
 _RACES = 100
@@ -69,8 +69,8 @@ def check_repeats(config: Config, passes: Passes) -> dict[str, Any]:
     races = _RACES if torch.are_deterministic_algorithms_enabled() else _RACES_WITHOUT
     tries: dict[str, tuple[int, Callable[[], list[Tensor]]]] = {"a gradient of indexing": (races, indexed)}
     for name, each in passes.items():
-        most = max(1, _MOST_NUMBERS // each.size)
-        rows = torch.randn(min(most, max(each.batches)), each.size, generator=generator).to(device)
+        num_rows = min(_most_rows(each), max(each.batches))
+        rows = torch.randn(num_rows, each.size, generator=generator).to(device)
         tries[f"the {name} network"] = _REPETITIONS, partial(_forward_and_backward, each, rows)
     for name, (times, again) in tries.items():
         first = again()
@@ -82,6 +82,11 @@ def check_repeats(config: Config, passes: Passes) -> dict[str, Any]:
                     f"inputs on this machine; use {threads}determinism=fast"
                 )
     return {"tried": {name: times for name, (times, _) in tries.items()}, "holds": True}
+
+
+def _most_rows(each: ForwardPass) -> int:
+    """The largest batch of a network that is tried several times."""
+    return max(1, _MOST_NUMBERS // each.size) if each.convolves else sys.maxsize
 
 
 def _forward_and_backward(each: ForwardPass, rows: Tensor) -> list[Tensor]:
@@ -133,7 +138,7 @@ def differing_rows(each: ForwardPass, device: torch.device) -> str | None:
     With images, the large batches that training has are tried in one place, and others are not.
     """
     generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
-    sizes, most = sorted({*ROWS, *each.batches}), _MOST_NUMBERS // each.size
+    sizes, most = sorted({*ROWS, *each.batches}), _most_rows(each)
     batches = [(size, first) for size, first in product(sizes, (0, 37)) if size <= most]
     batches += [(size, 0) for size in sizes if most < size and size in each.batches]
     rows = torch.randn(max(size for size, _ in batches) + 37, each.size, generator=generator).to(device)

@@ -39,8 +39,7 @@ class KeepObservations(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         size, kept = space.shape[0], [*places] if isinstance(places, list | tuple) else [places]
         fits = all(type(place) is int and 0 <= place < size for place in kept)
         if not fits or not kept or len({*kept}) < len(kept):
-            given = kept if isinstance(places, tuple) else places  # in the form of YAML
-            raise ValueError(f"places={given}: expected different whole numbers from 0 to {size - 1}")
+            raise ValueError(f"places={places}: expected different whole numbers from 0 to {size - 1}")
         self._places = kept
         low, high = space.low[kept], space.high[kept]
         self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)

@@ -20,7 +20,7 @@ from runlab.config.cli.preflight import preflight
 from runlab.config.loading import from_dict, to_dict
 from runlab.config.project import ALGORITHMS
 from runlab.determinism import kernels, switches
-from runlab.determinism.checks import check_repeats, check_rows, differing_rows, passes_of
+from runlab.determinism.checks import ROWS, check_repeats, check_rows, differing_rows, passes_of
 from runlab.determinism.levels import prepared
 from runlab.determinism.libraries import openblas_kernels
 from runlab.errors import ConfigError
@@ -166,6 +166,26 @@ def test_a_network_that_does_not_repeat_is_found(configure: Configure) -> None:
     with pytest.raises(ConfigError, match="the policy network gives different bits for equal inputs"):
         check_repeats(configure("device=cpu"), passes(drifting))
     assert check_repeats(configure("device=cpu"), passes(lambda x: x * 2))["holds"]
+
+
+@pytest.mark.parametrize("convolves", [False, True])
+def test_convolutions_alone_are_tried_in_fewer_batches(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, convolves: bool
+) -> None:
+    """In the largest of a run they are tried all the same."""
+    monkeypatch.setattr("runlab.determinism.checks._MOST_NUMBERS", 30)
+    tried: list[int] = []
+
+    def network(x: Tensor) -> Tensor:
+        tried.append(len(x))
+        return x * 2
+
+    passes = {"policy": ForwardPass(network, 3, (4, 200), convolves)}
+    check_rows(configure("device=cpu"), passes)
+    assert {*tried[1:]} == {*(size for size in ROWS if size <= 10 or not convolves), 200}
+    tried.clear()
+    check_repeats(configure("device=cpu"), passes)
+    assert {*tried} == {10 if convolves else 200}
 
 
 def numbers(*shape: int, double: bool = False) -> Tensor:
