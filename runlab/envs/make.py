@@ -113,8 +113,8 @@ def _wrapped(env: gym.Env[Any, Any], key: str, name: str, arguments: Any) -> gym
         if not (isinstance(kind, type) and issubclass(kind, gym.Wrapper)):
             raise TypeError("is no subclass of gymnasium.Wrapper")
         given = dict(**(arguments or {}))
-        # YAML has no tuples, and some wrappers take no lists.
-        given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+        if kind.__module__.startswith("gymnasium."):  # some take tuples only, which YAML lacks
+            given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
         return kind(env, **given)
     except (gym.error.Error, ImportError, *_MISTAKES) as error:
         if command := to_install(error):
