@@ -37,8 +37,10 @@ class MaskedImageBox(ImageBox, MaskedBox):
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """True for an image (H, W, C): C is 1 or 3, or H and W are alike and C is not."""
-    return len(shape) == 3 and (shape[2] in (1, 3) or shape[0] == shape[1] != shape[2])
+    """True for (H, W, C), false for (C, H, W). If no two axes that follow are equal, C is the smaller one."""
+    if len(shape) != 3 or shape[1] == shape[2]:
+        return False
+    return shape[0] == shape[1] or shape[2] < shape[0]
 
 
 def image_shape(space: spaces.Space[Any]) -> tuple[int, ...]:

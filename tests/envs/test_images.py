@@ -128,6 +128,23 @@ def test_stacked_grey_frames_are_channels(wrappers: dict[str, Any], shape: tuple
     envs.close()
 
 
+@pytest.mark.parametrize(
+    ("shape", "image"),
+    [
+        ((210, 160, 4), (4, 210, 160)),
+        ((84, 84, 4), (4, 84, 84)),
+        ((7, 7, 20), (20, 7, 7)),
+        ((4, 210, 160), (4, 210, 160)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((111, 8, 8), (111, 8, 8)),
+        ((36, 40, 1), (1, 36, 40)),
+        ((1, 36, 40), (1, 36, 40)),
+    ],
+)
+def test_channels_are_told_from_height_and_width(shape: tuple[int, ...], image: tuple[int, ...]) -> None:
+    assert image_shape(pixels(*shape)) == image
+
+
 def test_stacked_colour_frames_are_an_image_after_a_reshape() -> None:
     wrappers = {"FrameStackObservation": {"stack_size": 2}, "ReshapeObservation": {"shape": [72, 40, 3]}}
     codec = check_env(env_config("Pictures-v0", kwargs={"kind": "colour"}, wrappers=wrappers))
