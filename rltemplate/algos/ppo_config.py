@@ -62,19 +62,19 @@ class PPOConfig(GradientConfig):
             )
 
     def fitted(self, codec: Codec) -> Self:
-        """Choose an encoder for images where that is left open."""
-        shape = getattr(codec, "image_shape", ())
+        """Choose an encoder for images as well."""
+        config, shape = GradientConfig.fitted(self, codec), getattr(codec, "image_shape", ())
         if not shape:
             if self.encoder not in ("auto", "none"):
                 raise ConfigError(
                     f"algo.encoder={self.encoder}: {codec.env_id} observes no images of bytes; use "
                     "algo.encoder=auto"
                 )
-            return replace(self, encoder="none")
-        if self.normalize_obs:
+            return replace(config, encoder="none")
+        if config.normalize_obs:
             raise ConfigError(
                 f"algo.normalize_obs=true: {codec.env_id} observes images, whose pixels are divided by 255 "
-                "instead; use algo.normalize_obs=false"
+                "instead; use algo.normalize_obs=auto"
             )
         edge, name = min(shape[1:]), self.encoder
         if name == "auto":
@@ -88,7 +88,7 @@ class PPOConfig(GradientConfig):
                 f"algo.encoder={name}: {needs}, and {codec.env_id} observes images of "
                 f"{shape[1]} x {shape[2]}; use {instead}"
             )
-        return replace(self, encoder=name)
+        return replace(config, encoder=name)
 
     def memory(self, num_envs: int, obs_size: int, action_size: int) -> Iterator[tuple[str, int]]:
         """Yield a rollout as well: observations, again where they are scaled, actions, and six numbers."""
@@ -101,7 +101,7 @@ class PPOConfig(GradientConfig):
         of = f"algo.num_steps={self.num_steps} x env.num_envs={num_envs}"
         yield (
             f"{of}: a rollout takes",
-            rollout * ((1 + self.normalize_obs) * obs_size + action_size + 6),
+            rollout * ((1 + bool(self.normalize_obs)) * obs_size + action_size + 6),
         )
 
     def batch(self, num_envs: int) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ActingConfig(Protocol):
     """The hyperparameters that every algorithm has for acting."""
 
-    normalize_obs: bool
+    normalize_obs: bool | str
     obs_clip: float
 
 

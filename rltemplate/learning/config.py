@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from runlab.config.algorithms import (
     MOST_STEPS,
@@ -18,6 +18,9 @@ from runlab.config.algorithms import (
     setting,
 )
 
+if TYPE_CHECKING:
+    from runlab.interfaces import Codec
+
 
 @dataclass(slots=True, kw_only=True)
 class GradientConfig(AlgoConfig):
@@ -28,8 +31,14 @@ class GradientConfig(AlgoConfig):
     gamma: float = number(0.0, 1.0)
     hidden_sizes: list[int] = count(16_384, aliases="net_arch layers")
     activation: str = choice("tanh", "relu", "elu")
-    normalize_obs: bool = setting()
+    normalize_obs: bool | str = setting()  # "auto" until it is fitted
     obs_clip: float = positive()
+
+    def fitted(self, codec: Codec) -> Self:
+        """Normalise observations without an image where that is left open."""
+        if self.normalize_obs != "auto":
+            return self
+        return replace(self, normalize_obs=not getattr(codec, "image_shape", ()))
 
     def batch(self, num_envs: int) -> int:
         """Samples in one update."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,15 +158,17 @@ def codec_of(height: int, width: int) -> FlatCodec:
     return FlatCodec("Some-v0", box, spaces.Discrete(2))
 
 
-def test_auto_takes_the_encoder_by_the_size_of_the_image(configure: Configure) -> None:
+def test_auto_takes_encoder_and_normalisation_by_what_is_observed(configure: Configure) -> None:
     auto = configure("algo=ppo", "env=Catch").algo
     assert isinstance(auto, PPOConfig)
-    assert (auto.encoder, auto.normalize_obs) == ("auto", False)
+    assert (auto.encoder, auto.normalize_obs) == ("auto", "auto")
     for edge, name in (84, "nature"), (36, "nature"), (35, "small"), (7, "small"):
         fitted = auto.fitted(codec_of(edge, 90))
-        assert fitted.encoder == name
+        assert (fitted.encoder, fitted.normalize_obs) == (name, False)
     vectors = FlatCodec("Some-v0", spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
-    assert auto.fitted(vectors).encoder == "none"
+    assert (auto.fitted(vectors).encoder, auto.fitted(vectors).normalize_obs) == ("none", True)
+    for chosen in True, False:
+        assert replace(auto, normalize_obs=chosen).fitted(vectors).normalize_obs is chosen
     with pytest.raises(ConfigError, match=r"images of 4 x 4 pixels, .* of 3 x 90; use .*FlattenObservation"):
         auto.fitted(codec_of(3, 90))
 

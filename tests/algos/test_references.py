@@ -19,7 +19,6 @@ from references.sac import ReferenceSAC
 from references.surroundings import Copies
 
 from rltemplate.algos.ppo import PPO
-from rltemplate.algos.ppo_config import PPOConfig
 from rltemplate.algos.ppo_moe import PPOMoE
 from rltemplate.algos.ppo_recurrent import PPORecurrent
 from rltemplate.algos.sac import SAC
@@ -34,7 +33,7 @@ BASE = {
         *("algo.update_epochs=3", "algo.learning_rate=0.01", "algo.learning_rate_schedule=constant"),
         *("algo.gamma=0.9", "algo.gae_lambda=0.8", "algo.clip_coef=0.1", "algo.ent_coef=0.01"),
         *("algo.max_grad_norm=0.7", "algo.obs_clip=1.5", "algo.reward_clip=1.0", "algo.hidden_sizes=[6,5]"),
-        *("algo.normalize_obs=true", "algo.normalize_reward=true"),
+        *("algo.normalize_obs=auto", "algo.normalize_reward=true"),
     ],
     "sac": [
         *("env.num_envs=3", "total_env_steps=80", "algo.steps_per_iteration=42", "algo.batch_size=8"),
@@ -61,7 +60,7 @@ PPO_CASES = """
 # With pictures, whose edge decides about the encoder. Nothing is normalised.
 IMAGE_CASES = """
     image=36 image=8,beside=true image=8,beside=true,actions=discrete,masked=true image=8,encoder=impala
-    image=8,encoder_size=5,orthogonal_init=false image=8,normalize_obs=false
+    image=8,encoder_size=5,orthogonal_init=false
 """
 MOE_CASES = """
     base actions=discrete actions=several num_envs=1 hidden_sizes=[7] num_experts=3 num_experts=2
@@ -101,8 +100,6 @@ def varied(config: Config, case: str) -> Config:
             env = dataclasses.replace(env, **changes)
         else:
             algo = dataclasses.replace(algo, **changes)
-    if "image=" in case and isinstance(algo, PPOConfig) and "normalize_obs" not in case:
-        algo = dataclasses.replace(algo, normalize_obs=False)
     return dataclasses.replace(config, env=env, algo=algo)
 
 

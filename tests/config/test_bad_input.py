@@ -29,7 +29,7 @@ RUN, A_B, ONE = "run=seed1-aaaaaa", "a=seed1-aaaaaa b=seed1-bbbbbb", "runs=runs/
 CALLS: list[tuple[str, *tuple[str, ...]]] = [
     # training, after its overrides were understood
     ("train algo=sac env=CarRacing-v3", "algo=sac takes no images, and CarRacing-v3", "use algo=ppo"),
-    ("train env=Catch algo.normalize_obs=true", "Catch-v0 observes images", "use algo.normalize_obs=false"),
+    ("train env=Catch algo.normalize_obs=true", "Catch-v0 observes images", "use algo.normalize_obs=auto"),
     ("train env=Catch determinism=profile", "images, and NumPy", "use determinism=invariant"),
     ("train env=Catch algo.encoder=none", "is for vectors, and", "use algo.encoder=auto"),
     ("train algo.encoder=nature", "CartPole-v1 observes no images", "use algo.encoder=auto"),
@@ -158,7 +158,7 @@ CALLS += [
         ("device=gpu", "did you mean cuda? allowed: cpu, cuda, auto"),
         # values that would be taken for others
         ("algo.orthogonal_init=10000000", "algo.orthogonal_init=10000000: expected true or false"),
-        ("algo.normalize_obs=true,1", "algo.normalize_obs=1: expected true or false"),
+        ("algo.normalize_obs=true,1", "algo.normalize_obs=1: expected auto, true or false"),
         ("logger.console=yes", "logger.console=yes: expected true or false"),
         # names that would cost the record in W&B
         (f"logger=wandb logger.wandb.tags=[{'a' * 65}]", "a tag of W&B has 1 to 64 characters"),

@@ -162,7 +162,7 @@ def test_mistakes_that_only_whole_files_have_are_explained(tmp_path: Path) -> No
     head = "# @package _global_\n"
     for group, text, expected in [
         ("experiment", "defaults: [mine]\n", "is listed below its own 'defaults:'"),
-        ("experiment", f"{head}algo: {{normalize_obs: 7}}", "algo.normalize_obs=7: expected true or false"),
+        ("experiment", f"{head}algo: {{normalize_obs: 7}}", "algo.normalize_obs=7: expected auto, true"),
         ("experiment", "# @package\nseed: 1\n", f"{tmp_path}/experiment/mine.yaml: Expected header"),
         ("logger", "console: 3\n", f"{tmp_path}/logger/mine.yaml: logger.console=3: expected true or false"),
         ("algo", f"{head}algo: {{name: ppo}}\n", "algo=mine: its file needs 'defaults: [_NAME@algo]'"),

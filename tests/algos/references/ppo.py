@@ -130,7 +130,7 @@ class ReferencePPO:
         vector_to_parameters(weights, self.net.parameters())
         self.adam = torch.optim.Adam(self.net.parameters(), eps=config.adam_eps, foreach=False)
         self.obs_norm = Statistics(
-            config.normalize_obs, config.obs_clip, 0 if envs.image else self.obs.shape[1]
+            bool(config.normalize_obs), config.obs_clip, 0 if envs.image else self.obs.shape[1]
         )
         self.return_norm = Statistics(config.normalize_reward, config.reward_clip, 1)
         self.running = [0.0 for _ in envs.envs]  # discounted return of each environment's episode

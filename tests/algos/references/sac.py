@@ -55,7 +55,7 @@ class ReferenceSAC:
             name: torch.optim.Adam(parameters, eps=config.adam_eps, foreach=False)
             for name, parameters in learned.items()
         }
-        self.obs_norm = Statistics(config.normalize_obs, config.obs_clip, obs_size)
+        self.obs_norm = Statistics(bool(config.normalize_obs), config.obs_clip, obs_size)
         self.replay: dict[int, Transition] = {}  # by place
         self.added = self.env_steps = self.updates = 0
         self.due = 0.0
