@@ -56,7 +56,7 @@ def error_text(error: BaseException) -> str:
 
 
 def to_install(error: BaseException) -> str:
-    """The command that installs what Atari lacks, of which Gymnasium names another package; else nothing."""
+    """The packages of Atari to install, if an error says that one is missing; Gymnasium names another one."""
     missing = "opencv" in str(error) or (isinstance(error, ImportError) and "ale_py" in str(error))
     return "; use .venv/bin/python -m pip install ale-py opencv-python-headless" if missing else ""
 

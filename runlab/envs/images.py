@@ -1,7 +1,7 @@
 """Images of bytes in observations, and vectors that begin with one.
 
-An algorithm gets observations (N, O), whatever the environment has. One with an image begins with its pixels,
-channels first, as bytes that nobody scales. The parts beside it follow, and a mask of actions comes last.
+An algorithm gets observations (N, O), whatever the environment has. An observation with an image begins with
+its pixels, channels first and unscaled. The parts beside it follow, and a mask of actions comes last.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from runlab.envs.validity import obs_check
 from runlab.errors import ConfigError
 
 _MOST_STACKED = 16  # up to so many stacked vectors of bytes, such as Atari's memory, are no image
-_LARGE = 36  # pixels; numbers in three axes, of which two are as large, can only be an image
+_LARGE = 36  # numbers with three axes, of which two have this length or more, are taken for an image
 _OF_BYTES = "env.wrappers.RescaleObservation.min_obs=0 env.wrappers.RescaleObservation.max_obs=255 "
 _OF_BYTES += "env.wrappers.DtypeObservation.dtype=uint8"
-# Beside an image these stay bytes, as Gymnasium makes vectors of them.
+# Gymnasium makes vectors of zeros and ones of these. Beside an image they are kept as bytes.
 _CHOICES = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 
 
