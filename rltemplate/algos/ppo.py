@@ -47,6 +47,16 @@ from .ppo_config import PPOConfig
 FORBIDDEN = -1e9  # logit of an action; the compiler of programs for CPUs cannot write an infinite one
 
 
+def encoder_of(
+    config: PPOConfig, obs_size: int, image_shape: tuple[int, ...], rng: torch.Generator
+) -> tuple[Rows | None, int]:
+    """An encoder of the observations, None for vectors, and the size of its output."""
+    if not image_shape:
+        return None, obs_size
+    encoder = Encoder(config.encoder, image_shape, config.encoder_size, config.orthogonal_init, rng)
+    return Rows(encoder), config.encoder_size + obs_size - math.prod(image_shape)
+
+
 class ActorCritic(nn.Module):
     """Separate networks for policy and value; for images one encoder, and a layer for each of both."""
 
@@ -59,11 +69,8 @@ class ActorCritic(nn.Module):
         image_shape: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
-        self.encoder, sizes = None, [obs_size, *config.hidden_sizes]
-        if image_shape:
-            size, init = config.encoder_size, config.orthogonal_init
-            self.encoder = Rows(Encoder(config.encoder, image_shape, size, init, rng))
-            sizes = [size + obs_size - math.prod(image_shape)]
+        self.encoder, size = encoder_of(config, obs_size, image_shape, rng)
+        sizes = [size] if image_shape else [size, *config.hidden_sizes]
         gaussian = isinstance(dist, DiagGaussian)
         build = partial(mlp, activation=config.activation, generator=rng)
         gain = (0.01, 1.0) if config.orthogonal_init else (None, None)

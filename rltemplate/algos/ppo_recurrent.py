@@ -31,7 +31,7 @@ from runlab.rng import Streams
 from ..learning.distributions import Unsquashed
 from ..learning.networks import GRU
 from ..learning.on_policy import Extras, Rollout, Samples
-from .ppo import PPO, ActorCritic, PPOState
+from .ppo import PPO, ActorCritic, PPOState, encoder_of
 from .ppo_recurrent_config import PPORecurrentConfig
 
 
@@ -62,16 +62,25 @@ class RecurrentActorCritic(ActorCritic):
     """
 
     def __init__(
-        self, config: PPORecurrentConfig, obs_size: int, dist: Unsquashed, rng: torch.Generator
+        self,
+        config: PPORecurrentConfig,
+        obs_size: int,
+        dist: Unsquashed,
+        rng: torch.Generator,
+        image_shape: tuple[int, ...],
     ) -> None:
         super().__init__(config, config.memory_size, dist, rng)
-        self.gru = GRU(obs_size, config.memory_size, config.orthogonal_init, rng)
+        self.encoder, size = encoder_of(config, obs_size, image_shape, rng)
+        self.gru = GRU(size, config.memory_size, config.orthogonal_init, rng)
 
     def forward(self, obs: Tensor, extras: Extras, *parts: str) -> tuple[Tensor, ...]:
         """Parts of sequences (S, L, O): "policy" (S, L, P), "value" (S, L), "memory" after each step."""
         assert isinstance(extras, Memory)
+        shape = obs.shape[:2]
+        if self.encoder is not None:
+            obs = self.encoder(obs.flatten(0, 1)).unflatten(0, shape)  # (S, L, F)
         memory: Tensor = self.gru(obs, extras.begins, extras.memory[:, 0])  # (S, L, M)
-        rows, shape = memory.flatten(0, 1), memory.shape[:2]  # (S * L, M)
+        rows = memory.flatten(0, 1)  # (S * L, M)
 
         def of_steps(part: str) -> Tensor:
             if part == "memory":
@@ -97,7 +106,7 @@ class PPORecurrent(PPO):
         self.state = RecurrentState(*self.state, self.at_start(envs.num_envs))
 
     def network(self, rng: torch.Generator) -> nn.Module:
-        return RecurrentActorCritic(self.config, self.num_seen, self.dist, rng)
+        return RecurrentActorCritic(self.config, self.num_seen, self.dist, rng, self.image_shape)
 
     def at_start(self, rows: int) -> Carry:
         """The memory at the start of episodes."""
@@ -171,9 +180,11 @@ class PPORecurrent(PPO):
 
         size = obs_size + self.config.memory_size
         sequences = self.config.num_steps // self.config.sequence_length * self.envs.num_envs
-        batches = super().forward_passes()["policy"].batches
+        (first, *_), images = super().forward_passes().values(), bool(self.image_shape)
+        batches = first.batches
         batches += sequences // self.config.num_minibatches, sequences  # in a step of all of them
-        return {part: ForwardPass(partial(network, part), size, batches) for part in (*self.parts, "memory")}
+        parts = (*self.parts, "memory")
+        return {part: ForwardPass(partial(network, part), size, batches, images) for part in parts}
 
 
 def _blocks_exchanged(x: Tensor, rows: int) -> Tensor:

@@ -39,7 +39,8 @@ class PPORecurrentConfig(ppo_config.PPOConfig):
         """Yield the unit as well: weights, gradient and two moments, and its memories in a rollout."""
         yield from ppo_config.PPOConfig.memory(self, num_envs, obs_size, action_size)
         size, of = self.memory_size, f"algo.memory_size={self.memory_size}:"
-        yield f"{of} training takes", 4 * 3 * size * (obs_size + size)
+        size_in = obs_size if self.encoder == "none" else self.encoder_size
+        yield f"{of} training takes", 4 * 3 * size * (size_in + size)
         yield f"{of} the memories of a rollout take", self.num_steps * num_envs * size
 
     def least_parameters(self) -> int:
@@ -55,5 +56,4 @@ ENTRY = replace(
     ppo_config.ENTRY,
     config=PPORecurrentConfig,
     implementation=f"{__package__}.ppo_recurrent:PPORecurrent",
-    takes_images=False,
 )

@@ -168,8 +168,9 @@ class Encoder(nn.Module):
 
     def _convolved(self, image: Tensor) -> Tensor:
         """(B, F) from pixels (B, C * H * W)."""
-        # With channels last in memory, the gradients of convolutions take half the time on a CPU.
-        pixels = image.unflatten(1, self.image_shape).contiguous(memory_format=torch.channels_last)
+        # With channels last in memory, the gradients of convolutions take half the time on a CPU. Always a
+        # copy: with one channel, the kernel would depend on where the pixels were before.
+        pixels = image.unflatten(1, self.image_shape).clone(memory_format=torch.channels_last)
         return self.convolutions(pixels / 255.0)  # type: ignore[no-any-return]
 
 

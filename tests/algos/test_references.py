@@ -71,6 +71,7 @@ MOE_CASES = """
 RECURRENT_CASES = """
     base actions=discrete num_envs=1 memory_size=3 sequence_length=20,num_minibatches=3 sequence_length=1
     normalize_obs=false orthogonal_init=false recompute_advantage=true target_kl=0.008 clip_value_loss=true
+    image=36 image=8,beside=true
 """
 SAC_CASES = """
     base num_envs=1 actor_learning_rate=0.001 critic_learning_rate=0.001 alpha_learning_rate=0.001

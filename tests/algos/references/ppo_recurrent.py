@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from references.ppo import ActorCritic, ReferencePPO
+from references.ppo import ActorCritic, Encoder, ReferencePPO
 from references.surroundings import Copies, Outcome
 from rltemplate.algos.ppo_recurrent_config import PPORecurrentConfig
 from runlab.rng import Streams
@@ -20,10 +20,15 @@ class RecurrentActorCritic(ActorCritic):
     `length` rows that follow each other are a sequence, of which only the first memory counts.
     """
 
-    def __init__(self, config: PPORecurrentConfig, obs_size: int, space: spaces.Space[Any]) -> None:
+    def __init__(
+        self, config: PPORecurrentConfig, obs_size: int, space: spaces.Space[Any], image: int
+    ) -> None:
         super().__init__(config, config.memory_size, space)
-        self.obs_size = obs_size
-        self.of_input = nn.Linear(obs_size, 3 * config.memory_size)
+        self.obs_size, size = obs_size, obs_size
+        self.before: nn.Module = nn.Identity()
+        if image:
+            self.before, size = Encoder(config, image), config.encoder_size + obs_size - 3 * image**2
+        self.of_input = nn.Linear(size, 3 * config.memory_size)
         self.of_memory = nn.Linear(config.memory_size, 3 * config.memory_size)
 
     def features(self, rows: Tensor, length: int) -> Tensor:
@@ -38,7 +43,7 @@ class RecurrentActorCritic(ActorCritic):
     def after(self, obs: Tensor, memory: Tensor) -> Tensor:
         """The memories (S, M) after observations (S, O)."""
         x, h = self.of_input, self.of_memory
-        return torch.gru_cell(obs, memory, x.weight, h.weight, x.bias, h.bias)
+        return torch.gru_cell(self.before(obs), memory, x.weight, h.weight, x.bias, h.bias)
 
 
 class ReferencePPORecurrent(ReferencePPO):
@@ -60,7 +65,7 @@ class ReferencePPORecurrent(ReferencePPO):
         self.memory = torch.zeros(len(envs.envs), config.memory_size)
 
     def network(self) -> RecurrentActorCritic:
-        return RecurrentActorCritic(self.config, self.obs.shape[1], self.envs.space)
+        return RecurrentActorCritic(self.config, self.obs.shape[1], self.envs.space, self.envs.image)
 
     def seen(self) -> Tensor:
         """Rows (N, O + 1 + M); the memory then has this observation."""
