@@ -38,7 +38,7 @@ from runlab.run.files import replace_text
 
 Answer = dict[str, Any]
 ONE = "--one"  # how a process is told to make one measurement
-PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "stable-baselines3", "sbx-rl", "jax", "flax")
+PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "ale-py", "stable-baselines3", "sbx-rl", "jax", "flax")
 
 
 def cores() -> list[int]:
@@ -102,12 +102,12 @@ def measure_part(
     failed: list[str],
 ) -> None:
     """Measure all jobs in turns with `run`; add to `measured`, and a line for each failure to `failed`."""
-    missing = {job.contender for job in part if importlib.util.find_spec(job.library) is None}
-    for name in sorted(missing):
-        print(f"{name} is not installed (see bench/requirements.txt): left out", flush=True)
+    left_out = {job: line for job in part if (line := missing(job))}
+    for line in sorted(set(left_out.values())):
+        print(f"{line} is not installed (see bench/requirements.txt): left out", flush=True)
     facts: dict[str, Any] = {}  # of the first contender of each work
     for repetition in range(1, repetitions + 1):
-        for job in (job for job in part if job.contender not in missing):
+        for job in (job for job in part if job not in left_out):
             name = f"{job.part} {job.work}, {job.contender}"
             print(f"{repetition}/{repetitions}  {name}: ", end="", flush=True)
             answer = run(job)
@@ -121,6 +121,13 @@ def measure_part(
                 continue
             measured.append({"job": asdict(job), "repetition": repetition, "result": answer["result"]})
             print(", ".join(f"{key} {value:,.4g}" for key, value in answer["result"].items()), flush=True)
+
+
+def missing(job: BenchJob) -> str:
+    """The library, or the package of the environment, that is not installed; empty if there is none."""
+    work = WORKS[job.work]
+    needed = {job.library: job.contender} | {each: f"{each} of {work.title}" for each in work.packages}
+    return next((name for each, name in needed.items() if importlib.util.find_spec(each) is None), "")
 
 
 def in_process(job: BenchJob) -> Answer:

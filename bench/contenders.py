@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bench import works
 from bench.works import WORKS, BenchJob, Work
 
 if TYPE_CHECKING:
+    import gymnasium as gym
+
     from runlab.config.schema import Config
 
 # Called between two rounds of training with the environment steps so far: True to go on.
@@ -93,6 +96,21 @@ class Ours:
         self.algorithm.close()
 
 
+def atari(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
+    """A game with the wrappers that it has in training with this project."""
+    import gymnasium as gym
+    import yaml
+    from gymnasium import wrappers
+
+    from runlab.run.paths import PROJECT
+
+    config = yaml.safe_load((PROJECT / "conf/env/_atari.yaml").read_text())
+    env: gym.Env[Any, Any] = gym.make(env_id, **config["kwargs"], **kwargs)
+    for name, arguments in (config["wrappers"] | config["training_wrappers"]).items():
+        env = getattr(wrappers, name)(env, **arguments)
+    return env
+
+
 class StableBaselines3:
     """Stable-Baselines3's own training loop, ended by a callback."""
 
@@ -105,10 +123,13 @@ class StableBaselines3:
 
         torch.set_num_threads(threads)
         self.work = work
-        envs: Any = make_vec_env(work.env_id, work.num_envs, seed=1, env_kwargs={"disable_env_checker": True})
+        made = partial(atari, work.env_id) if work.game else work.env_id
+        envs: Any = make_vec_env(made, work.num_envs, seed=1, env_kwargs={"disable_env_checker": True})
         if work.scaled:
             envs = VecNormalize(envs, clip_obs=works.BOUND, clip_reward=works.BOUND, gamma=works.GAMMA)
-        sizes, ppo = list(work.hidden_sizes), work.algo == "ppo"
+        # CnnPolicy has the encoder of this project, of 512 features, and one layer each for policy and value.
+        name, sizes = ("CnnPolicy", []) if work.game else ("MlpPolicy", list(work.hidden_sizes))
+        ppo = work.algo == "ppo"
         kwargs: dict[str, Any] = {
             "policy_kwargs": {"net_arch": {"pi": sizes, "vf" if ppo else "qf": sizes}},
             "gamma": works.GAMMA,
@@ -116,13 +137,12 @@ class StableBaselines3:
             "seed": 1,
         }
         if ppo:
-            kwargs |= {"n_steps": works.PPO_STEPS, "batch_size": works.PPO_BATCH}
-            kwargs |= {"n_epochs": works.PPO_EPOCHS}
+            kwargs |= {"n_steps": work.num_steps, "batch_size": work.batch_size, "n_epochs": work.epochs}
         else:
             kwargs |= {"buffer_size": works.SAC_BUFFER, "batch_size": works.SAC_BATCH, "train_freq": 1}
             kwargs |= {"learning_starts": works.LEARNING_STARTS, "gradient_steps": work.num_envs}
         library = importlib.import_module(self.library)
-        self.model: Any = getattr(library, work.algo.upper())("MlpPolicy", envs, **kwargs)
+        self.model: Any = getattr(library, work.algo.upper())(name, envs, **kwargs)
 
     def facts(self) -> Facts:
         """Facts from the model and its networks."""

@@ -17,10 +17,11 @@ NOTES = {
     "peers": """Environment steps per second, median (lowest to highest); ratios are medians of those within a
         repetition. Contenders of a work agree in environments, batch size, updates per step, parameters and
         number type, and their optimisers counted the updates they announced. PPO: 8 environments x 256 steps,
-        10 epochs, minibatches of 64, networks of 64-64 tanh, scaled observations and rewards on MuJoCo. SAC:
-        an update for each environment step, batches of 256, networks of 256-256 relu. Warm-up and compilation
-        are in the seconds until something was learned alone. The peers use `make_vec_env` and
-        `VecNormalize`, and log nothing.""",
+        10 epochs, minibatches of 64, networks of 64-64 tanh, scaled observations and rewards on MuJoCo. Pong:
+        128 steps, 4 epochs, minibatches of 256, the convolutions of Mnih et al. 2015, the frames of
+        conf/env/_atari.yaml. SAC: an update for each environment step, batches of 256, networks of 256-256
+        relu. Warm-up and compilation are in the seconds until something was learned alone. The peers use
+        `make_vec_env` and `VecNormalize`, and log nothing.""",
     "time": """Shares of the time of training without observers, on one core: steps of the environments,
         updates, and the rest (acting, targets, drawing batches, statistics).""",
     "levels": """CPU time per environment step against `fast` in the same form: median of the ratios within a

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PPO_STEPS, PPO_BATCH, PPO_EPOCHS = 256, 64, 10  # steps of each environment, samples, passes
 SAC_BATCH, SAC_BUFFER = 256, 1_000_000
 LEARNING_STARTS = 500  # environment steps with random actions, so that measuring begins soon
 SAC_ITERATION = 250  # environment steps
@@ -25,6 +24,10 @@ class Work:
     env_id: str
     num_envs: int
     scaled: bool = False  # PPO scales observations and rewards by running statistics
+    num_steps: int = 256  # of each environment in a rollout of PPO
+    batch_size: int = 64  # samples in an update of PPO
+    epochs: int = 10  # passes of PPO over a rollout
+    game: bool = False  # a game of Atari with the frames of conf/env/_atari.yaml, and a convolutional network
 
     @property
     def name(self) -> str:
@@ -41,7 +44,17 @@ class Work:
     @property
     def first_steps(self) -> int:
         """Environment steps until something has been learned: a rollout, or an iteration of SAC."""
-        return PPO_STEPS * self.num_envs if self.algo == "ppo" else LEARNING_STARTS + SAC_ITERATION
+        return self.num_steps * self.num_envs if self.algo == "ppo" else LEARNING_STARTS + SAC_ITERATION
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Modules that its environment needs beside Gymnasium."""
+        return ("ale_py", "cv2") if self.game else ()
+
+    @property
+    def peers(self) -> list[tuple[str, list[str]]]:
+        """Other libraries that have its network: the PPO of SBX has no convolutions."""
+        return [(name, []) for name in PEERS if not (self.game and name == "SBX")]
 
     def overrides(self) -> list[str]:
         """The configuration of this project; the other libraries are built from the same numbers."""
@@ -54,8 +67,8 @@ class Work:
                 normalize_obs=false"""
         else:
             scaled = str(self.scaled).lower()
-            own = f"""activation=tanh num_steps={PPO_STEPS} update_epochs={PPO_EPOCHS} gae_lambda=0.95
-                num_minibatches={PPO_STEPS * self.num_envs // PPO_BATCH} target_kl=null
+            own = f"""activation=tanh num_steps={self.num_steps} update_epochs={self.epochs} gae_lambda=0.95
+                num_minibatches={self.num_steps * self.num_envs // self.batch_size} target_kl=null
                 recompute_advantage=false normalize_advantage=true clip_value_loss=false
                 normalize_obs={scaled} normalize_reward={scaled} reward_clip={BOUND}"""
         return [*words, "total_env_steps=1000000000", *(f"algo.{word}" for word in own.split())]
@@ -67,6 +80,7 @@ WORKS = {
         Work("ppo", "Hopper", "Hopper-v5", 8, scaled=True),
         Work("ppo", "HalfCheetah", "HalfCheetah-v5", 8, scaled=True),
         Work("ppo", "CartPole", "CartPole-v1", 8),
+        Work("ppo", "Pong", "ale_py:ALE/Pong-v5", 8, False, 128, 256, 4, game=True),
         Work("sac", "Hopper", "Hopper-v5", 1),
         Work("sac", "Humanoid", "Humanoid-v5", 1),
     )
@@ -105,9 +119,8 @@ class BenchJob:
 def jobs(part: str, seconds: float, cores: int) -> list[BenchJob]:
     """The measurements of one repetition of a part, in the order in which they take turns."""
     hopper, forms = ("ppo-Hopper", "sac-Hopper"), list(FORMS.items())
-    peers: list[tuple[str, list[str]]] = [(peer, []) for peer in PEERS]
     plans: dict[str, list[tuple[str, str, list[str]]]] = {
-        "peers": [(work, *each) for work in WORKS for each in [*peers, *forms]],
+        "peers": [(name, *each) for name, work in WORKS.items() for each in [*work.peers, *forms]],
         "time": [(work, *form) for work in WORKS for form in forms[:2]],
         "levels": [(work, *level) for work in hopper for level in LEVELS.items()],
         "observers": [(work, "compile=true", COMPILED) for work in hopper],
@@ -117,8 +130,9 @@ def jobs(part: str, seconds: float, cores: int) -> list[BenchJob]:
     used = cores if part in ("peers", GPU) else 1
     made = []
     for work, contender, words in plans[part]:
-        # Two threads serve the large batches of SAC; the small ones of PPO they only slow down.
-        threads, library = used if WORKS[work].algo == "sac" else 1, PEERS.get(contender, "rltemplate")
+        # Two threads serve the large batches of SAC, and convolutions; the small ones of PPO they slow down.
+        large, library = WORKS[work].algo == "sac" or WORKS[work].game, PEERS.get(contender, "rltemplate")
+        threads = used if large else 1
         made.append(BenchJob(part, work, contender, library, tuple(words), threads, used, seconds))
     return made
 

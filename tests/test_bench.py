@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bench import tables
-from bench.__main__ import Args, main, measure_part
+from bench.__main__ import Args, main, measure_part, missing
+from bench.contenders import atari, build, configuration
 from bench.works import GPU, PARTS, WORKS, BenchJob, jobs
 from runlab.config.cli.preflight import preflight
+from runlab.envs.make import make_env
 
 
 def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **values: Any) -> BenchJob:
@@ -22,7 +26,7 @@ def job(work: str = "ppo-CartPole", contender: str = "rltemplate, eager", **valu
 
 def test_every_job_of_this_project_is_a_configuration_that_trains() -> None:
     made = [job for part in (*PARTS, GPU) for job in jobs(part, 1.0, 2)]
-    words = {(job.work, job.overrides) for job in made if job.overrides}
+    words = {(job.work, job.overrides) for job in made if job.overrides and not missing(job)}
     assert len(words) > 15
     for work, overrides in words:
         values = dict(word.partition("=")[::2] for word in [*WORKS[work].overrides(), *overrides])
@@ -44,6 +48,55 @@ def test_a_contender_that_does_other_work_is_not_in_the_tables() -> None:
     assert [each["job"]["contender"] for each in measured] == ["one", "one"]
     assert ["no compiler" in text for text in failed] == [True, False] * 2
     assert ["does other work" in text and "128" in text for text in failed] == [False, True] * 2
+
+
+def test_a_work_whose_game_is_missing_is_left_out_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "cv2" else name)
+    measured: list[dict[str, Any]] = []
+    failed: list[str] = []
+    part = [job("ppo-Pong"), job("ppo-Pong", "Stable-Baselines3"), job()]
+    measure_part(part, 1, lambda job: {"result": {}}, measured, failed)
+    assert ([each["job"]["work"] for each in measured], failed) == (["ppo-CartPole"], [])
+    assert capsys.readouterr().out.count("cv2 of PPO Pong is not installed") == 1
+
+
+def test_both_play_the_same_pong() -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    config = configuration(job("ppo-Pong")).env
+    ours, theirs = make_env(config, training=True), atari(config.id)
+    played = []
+    for env, seed in ((ours, 3), (theirs, 3), (theirs, 4)):
+        seen, actions = [np.asarray(env.reset(seed=seed)[0])], np.random.default_rng(1)
+        for _ in range(60):
+            obs, reward, *ended, _ = env.step(int(actions.integers(6)))
+            seen += [np.asarray(obs), np.array([float(reward), *ended])]
+        played.append(b"".join(each.tobytes() for each in seen))
+    assert played[0] == played[1] != played[2]
+
+
+@pytest.mark.long
+def test_both_do_the_same_work_on_pong() -> None:
+    for package in ("ale_py", "cv2", "stable_baselines3"):
+        pytest.importorskip(package)
+    ours = ("determinism=fast", "compile=false")
+    part = [
+        job("ppo-Pong", "Stable-Baselines3", library="stable_baselines3"),
+        job("ppo-Pong", overrides=ours),
+        job("ppo-Pong", overrides=(*ours, "algo.num_minibatches=8")),
+    ]
+
+    def run(job: BenchJob) -> dict[str, Any]:
+        with closing(build(job)) as contender:
+            return {"result": {}, "facts": contender.facts()}
+
+    measured: list[dict[str, Any]] = []
+    failed: list[str] = []
+    measure_part(part, 1, run, measured, failed)
+    assert len(measured) == 2
+    assert ["does other work" in line and "'batch_size': 128" in line for line in failed] == [True]
 
 
 def test_a_gpu_is_asked_for_and_compared_with_the_cpu(
