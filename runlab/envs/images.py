@@ -37,14 +37,17 @@ class MaskedImageBox(ImageBox, MaskedBox):
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """True for an image (H, W, C): C is 1 or 3, or H and W are alike and C is not."""
-    return len(shape) == 3 and (shape[2] in (1, 3) or shape[0] == shape[1] != shape[2])
+    """True for an image (H, W, C): C is 1 or 3, or less than H and W, or H and W are alike and C is not."""
+    if len(shape) != 3:
+        return False
+    height, width, channels = shape
+    return channels in (1, 3) or channels < min(height, width) or height == width != channels
 
 
 def image_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
     """Channels, height and width of an image; () for a space that is none."""
     shape = space.shape or ()
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or 0 in shape:
         return ()
     if len(shape) == 3:
         return (shape[2], *shape[:2]) if channels_last(shape) else shape
