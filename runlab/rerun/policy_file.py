@@ -80,7 +80,7 @@ def export_policy(run_dir: Path, file: Path) -> None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     _, algorithm, envs = load_policy(run_dir, path=checkpoint.path)
     rng, act = np.random.default_rng(0), act_of(algorithm)
-    size = 3, min(4096, 2**22 // envs.codec.obs_size), envs.codec.obs_size  # images: fewer
+    size = 3, max(1, min(4096, 2**22 // envs.codec.obs_size)), envs.codec.obs_size  # images: fewer
     obs: np.ndarray = rng.normal(scale=3.0, size=size).astype(np.float32)
     if getattr(envs.codec, "obs_dtype", obs.dtype) == np.uint8:
         obs = rng.integers(256, size=size, dtype=np.uint8)
