@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # Encoders of images, and the pixels that each needs in height and width.
 SMALLEST_IMAGE = {"nature": 36, "impala": 8, "small": 4}
+# Filters of their last convolutions, and an edge there: (n - less) // by, for one of n pixels.
+LAST_FILTERS = {"nature": (64, 28, 8), "impala": (32, -7, 8), "small": (64, 2, 2)}
+_MOST_WEIGHTS = 2**26  # of an encoder; training it takes 1 GiB, and drawing it minutes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +90,15 @@ class PPOConfig(GradientConfig):
             raise ConfigError(
                 f"algo.encoder={name}: {needs}, and {codec.env_id} observes images of "
                 f"{shape[1]} x {shape[2]}; use {instead}"
+            )
+        filters, less, by = LAST_FILTERS[name]
+        weights = filters * ((shape[1] - less) // by) * ((shape[2] - less) // by) * self.encoder_size
+        weights += 32 * 8 * 8 * shape[0]  # the first convolution of nature, the largest one
+        if weights > _MOST_WEIGHTS:
+            raise ConfigError(
+                f"algo.encoder_size={self.encoder_size}: {weights:,} weights of encoder={name} for the "
+                f"images {shape} of {codec.env_id}, and {_MOST_WEIGHTS:,} is the most; use a smaller size, "
+                "or env.wrappers.ResizeObservation.shape=[84,84]"
             )
         return replace(config, encoder=name)
 

@@ -6,7 +6,8 @@ of determinism above `repeat` choose other ways here, and everything that acts o
 
     plain    whatever torch picks
     strict   torch's own products under an MKL branch that Intel documents as reproducible
-    padded   rows are filled up to a multiple of 16, so that no product takes a kernel for few rows
+    padded   rows are filled up to a multiple of 16, so that no product takes a kernel for few rows, and for
+             few outputs to a multiple of 4 inputs
     tiled    rows are filled up to tiles of 256, and every product has one and the same shape
     blas     products by numpy's BLAS and elementary functions by numpy, in the code path that the profile
              names: the same machine instructions on CPUs of all vendors. On the CPU only
@@ -28,6 +29,7 @@ from runlab.determinism import blas
 SPLIT = 32_768
 CHUNK = 4096
 _ROWS_PADDED, _ROWS_TILED = 16, 256
+_FEW_OUTPUTS, _ALIGNED = 16, 4
 
 
 @dataclass(slots=True)
@@ -74,7 +76,13 @@ exp, log, sqrt, tanh = map(_elementary, ("exp", "log", "sqrt", "tanh"))
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b, (B, in) to (B, out)."""
-    return blas.linear(x, weight, bias) if chosen.products == "blas" else F.linear(x, weight, bias)
+    if chosen.products == "blas":
+        return blas.linear(x, weight, bias)
+    if chosen.products in ("padded", "tiled") and len(weight) < _FEW_OUTPUTS:
+        # For few outputs MKL has another order in rows that do not begin at multiples of 16 bytes.
+        fill = (0, -weight.shape[1] % _ALIGNED)
+        x, weight = (F.pad(x, fill), F.pad(weight, fill)) if fill[1] else (x, weight)
+    return F.linear(x, weight, bias)
 
 
 @contextlib.contextmanager

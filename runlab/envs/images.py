@@ -46,7 +46,7 @@ def channels_last(shape: tuple[int, ...]) -> bool:
 def image_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
     """Channels, height and width of an image; () for a space that is none."""
     shape = space.shape or ()
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or 0 in shape:
         return ()
     if len(shape) == 3:
         return (shape[2], *shape[:2]) if channels_last(shape) else shape

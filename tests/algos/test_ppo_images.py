@@ -16,7 +16,7 @@ from conftest import Configure, Programs, build, run_train, small
 from gymnasium import spaces
 from torch import Tensor
 
-from rltemplate.algos.ppo_config import PPOConfig
+from rltemplate.algos.ppo_config import LAST_FILTERS, PPOConfig
 from rltemplate.learning.networks import Encoder, Rows, mlp
 from rltemplate.learning.optim import FlatModule, gradient
 from runlab.config.loading import to_dict
@@ -139,6 +139,10 @@ def test_an_encoder_takes_the_smallest_image_and_no_smaller_one(name: str, edge:
     for shape in (3, edge, edge), (1, edge, edge + 5):
         encoder = Encoder(name, shape, 7, True, rng)
         assert encoder(torch.zeros(2, int(np.prod(shape)) + 3)).shape == (2, 10)
+    for height, width in ((edge, 2 * edge + 3), (84, 96), (91, 100)):
+        filters, less, by = LAST_FILTERS[name]
+        features = Encoder(name, (1, height, width), 1, False, rng).linear.in_features
+        assert features == filters * ((height - less) // by) * ((width - less) // by)
     if name != "impala":
         with pytest.raises(RuntimeError):
             Encoder(name, (3, edge - 1, edge), 7, True, rng)
@@ -171,6 +175,14 @@ def test_auto_takes_encoder_and_normalisation_by_what_is_observed(configure: Con
         assert replace(auto, normalize_obs=chosen).fitted(vectors).normalize_obs is chosen
     with pytest.raises(ConfigError, match=r"images of 4 x 4 pixels, .* of 3 x 90; use .*FlattenObservation"):
         auto.fitted(codec_of(3, 90))
+
+
+def test_an_encoder_that_no_machine_can_draw_is_refused(configure: Configure) -> None:
+    """One for the frames of a game of Atari as they are is not."""
+    words = "algo=ppo", "env=Catch", "algo.encoder=small", "algo.encoder_size=16384"
+    with pytest.raises(ConfigError, match=r"8,615,106,560 weights of encoder=small .* use a smaller size"):
+        configure(*words).algo.fitted(codec_of(210, 160))
+    configure("algo=ppo", "env=Catch").algo.fitted(codec_of(210, 160))
 
 
 def test_a_policy_file_of_images_acts_as_its_run(configure: Configure, tmp_path: Path) -> None:

@@ -96,6 +96,20 @@ def test_kernels_for_haswell_hold_for_rows_where_those_for_avx_512_do_not(config
         assert all(check_rows(config, each)["holds"] for each in networks)
 
 
+@pytest.mark.parametrize("products", ["padded", "tiled"])
+def test_layers_of_odd_width_and_few_outputs_hold_where_their_rows_are_filled_up(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, products: str
+) -> None:
+    """Such as those behind an encoder, beside whose features an observation has two numbers."""
+    config = configure("determinism=invariant", f"determinism.products={products}")
+    networks = [pass_of(sizes) for sizes in ((18, 2), (514, 1), (33, 126, 123, 9), (42, 51, 4))]
+    kernels.use(products)
+    assert all(check_rows(config, each)["holds"] for each in networks)
+    monkeypatch.setattr(kernels, "linear", torch.nn.functional.linear)
+    if "avx512f" in cpu_identity()[1]:
+        assert any(differing_rows(each["policy"], torch.device("cpu")) for each in networks)
+
+
 def test_kernels_come_along_with_blas_only_and_stay_as_they_were_recorded(configure: Configure) -> None:
     for words in (["determinism=fast"], ["determinism=repeat"], ["determinism=invariant"]):
         assert configure(*words).determinism.blas_kernels is None

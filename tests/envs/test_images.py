@@ -34,6 +34,7 @@ class Pictures(gym.Env[Any, Any]):
         "grey1": pixels(36, 40, 1),
         "colour": pixels(36, 40, 3),
         "first": pixels(3, 36, 40),
+        "opaque": pixels(20, 30, 4),
         "onehot": pixels(7, 7, 20),
         "numbers": spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "view": pixels(20, 20, 3)}),
         "minigrid": spaces.Dict({"direction": spaces.Discrete(4), "image": pixels(7, 7, 3)}),
@@ -84,7 +85,7 @@ def channels_first(raw: np.ndarray, kind: str) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("kind", "workers"),
-    [("grey", 0), ("grey1", 0), ("colour", 0), ("colour", 1), ("first", 0), ("onehot", 0)],
+    [("grey", 0), ("grey1", 0), ("colour", 0), ("colour", 1), ("first", 0), ("opaque", 0), ("onehot", 0)],
 )
 def test_every_layout_is_bytes_with_channels_first_and_no_later_step_changes_them(
     kind: str, workers: int
@@ -228,7 +229,13 @@ def test_the_advice_for_numbers_makes_bytes_of_them() -> None:
 
 def test_what_is_no_image_stays_a_vector_of_numbers() -> None:
     """Such as a stack of an Atari's memory, and small arrays of numbers."""
-    for space in pixels(4, 128), pixels(64), spaces.Box(0, 1, (10, 10, 4)), spaces.Box(0, 1, (84, 84)):
+    for space in (
+        pixels(4, 128),
+        pixels(64),
+        pixels(0, 36, 36),
+        spaces.Box(0, 1, (10, 10, 4)),
+        spaces.Box(0, 1, (84, 84)),
+    ):
         env = gym.make("Pictures-v0", kind="grey")
         env.unwrapped.observation_space = space
         codec = FlatCodec("Some-v0", flattened("Some-v0", env).observation_space, spaces.Discrete(2))

@@ -301,6 +301,8 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
         )
         named = {each: f"{module}:{each}" for each in of_module} if module else {}
         hint = nearest(env_id, {each: each for each in [*gymnasium.registry, *files]} | named)
+        if not module and env_id.startswith("ALE/"):  # every text about Atari says so
+            hint = f"did you mean ale_py:{env_id}? "
         raise ConfigError(
             f"env={name}: no such environment; {hint}allowed: any id registered in Gymnasium, package:id for "
             f"one that the import of a package registers, or {few([*files], ENOUGH, 'conf/env/')}"
