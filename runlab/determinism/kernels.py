@@ -74,7 +74,13 @@ exp, log, sqrt, tanh = map(_elementary, ("exp", "log", "sqrt", "tanh"))
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b, (B, in) to (B, out)."""
-    return blas.linear(x, weight, bias) if chosen.products == "blas" else F.linear(x, weight, bias)
+    if chosen.products == "blas":
+        return blas.linear(x, weight, bias)
+    # MKL adds the products for up to 9 outputs in an order that depends on where in 16 bytes a row begins.
+    missing = -x.shape[1] % 4
+    if missing and weight.shape[0] < _ROWS_PADDED and chosen.products in ("padded", "tiled"):
+        x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
+    return F.linear(x, weight, bias)
 
 
 @contextlib.contextmanager

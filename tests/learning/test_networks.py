@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -69,6 +70,23 @@ def test_default_initialisation_is_torchs_distribution() -> None:
     for values in layer.get_parameter("0.weight").detach(), layer.get_parameter("0.bias").detach():
         assert float(values.abs().max()) == pytest.approx(1 / 20, rel=0.01)
         assert float(values.std()) == pytest.approx(1 / 20 / math.sqrt(3), rel=0.05)
+
+
+@pytest.mark.parametrize("products", ["padded", "tiled", "plain"])
+def test_few_outputs_do_not_depend_on_where_a_row_begins(products: str) -> None:
+    """As in a layer behind 64 features of an image and 2 numbers beside it."""
+    rng, differing = torch.Generator().manual_seed(0), []
+    kernels.use(products)
+    for size_in, size_out in product((11, 65, 66), (1, 2, 4, 9)):
+        net, x = mlp([size_in, size_out], "relu", rng, 0.01), torch.randn(600, size_in, generator=rng)
+        with torch.no_grad():
+            for size, first in product((1, 8, 16, 512), (0, 37)):
+                differing.append(not torch.equal(net(x[first : first + size]), net(x)[first : first + size]))
+    kernels.use("plain")
+    if products != "plain":
+        assert not any(differing)
+    elif torch.backends.mkl.is_available():
+        assert any(differing)
 
 
 class Threads(torch.autograd.Function):
