@@ -105,7 +105,7 @@ def test_a_banned_name_is_refused_in_both_packages(tmp_path: Path) -> None:
 def test_the_part_that_a_fork_owns_is_small() -> None:
     files = git(ROOT, "ls-files", f"{NAME}/*.py").splitlines()
     assert 10 < len(files) <= 22
-    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) <= 2_750
+    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) <= 2_800
 
 
 def functions(file: str) -> dict[str, int]:

@@ -66,7 +66,7 @@ def outcome_of(folder: Path, which: str, *files: str) -> str:
     return run(folder, *command, PYTHONPATH=str(folder), PYTEST_ADDOPTS="").stdout
 
 
-@pytest.mark.parametrize(("name", "number"), {"td3": 3, "ppo": 1, "sac": 1, PARTS: 8}.items())
+@pytest.mark.parametrize(("name", "number"), {"td3": 3, "ppo": 1, "sac": 1, PARTS: 10}.items())
 def test_every_block_can_be_applied(extended: Extended, name: str, number: int) -> None:
     changed = git(extended(name), "diff", "--name-only", "HEAD~1", "--", ":!change.diff")
     assert len(changed.split()) == number
@@ -89,6 +89,13 @@ def test_environment_wrapper_network_metric_and_sink_work_in_a_run(
     assert {name: float(value) for steps, name, value in table if "time" not in name and steps == "6144"} == {
         name: value for name, value in last.items() if name != "env_steps"
     }
+
+
+@pytest.mark.long
+def test_another_encoder_works_in_a_run(extended: Extended, tmp_path: Path) -> None:
+    words = ["env=Catch", "algo.encoder=wide", "determinism=invariant", "total_env_steps=512"]
+    run_train(extended(PARTS), tmp_path, *words, "eval_every=0", *QUIET, status=0)
+    assert rows(tmp_path / "run")[-1]["policy/first_ratio_max_error"] == 0.0
 
 
 @pytest.mark.long

@@ -20,8 +20,7 @@ from runlab.errors import ConfigError
 
 _MOST_STACKED = 16  # up to so many stacked vectors of bytes, such as Atari's memory, are no image
 _LARGE = 36  # numbers with three axes, of which two have this length or more, are taken for an image
-_OF_BYTES = "env.wrappers.RescaleObservation.min_obs=0 env.wrappers.RescaleObservation.max_obs=255 "
-_OF_BYTES += "env.wrappers.DtypeObservation.dtype=uint8"
+_OF_BYTES = "'env.wrappers={RescaleObservation:{min_obs:0,max_obs:255},DtypeObservation:{dtype:uint8}}'"
 # Gymnasium makes vectors of zeros and ones of these. Beside an image they are kept as bytes.
 _CHOICES = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 
@@ -91,6 +90,14 @@ def _refuse(env_id: str, space: spaces.Space[Any], inside: str = "") -> None:
         )
 
 
+def _vector(space: spaces.Space[Any]) -> spaces.Box | None:
+    """The space as a vector of numbers; None if it cannot be one."""
+    with contextlib.suppress(NotImplementedError):
+        flat = spaces.flatten_space(space)
+        return flat if isinstance(flat, spaces.Box) else None
+    return None
+
+
 class ImageFirst(gym.ObservationWrapper[Any, Any, Any]):
     """Observations as a vector of the image, channels first, and of the other parts of a Dict.
 
@@ -108,13 +115,11 @@ class ImageFirst(gym.ObservationWrapper[Any, Any, Any]):
         self._others = spaces.Dict([*others.items()])  # a list keeps their order, in which a mask is last
         low, high = np.zeros(math.prod(image.shape)), np.full(math.prod(image.shape), 255.0)
         if others:
-            flat: Any = None
-            with contextlib.suppress(NotImplementedError):
-                flat = spaces.flatten_space(self._others)
-            if not isinstance(flat, spaces.Box):
+            if (flat := _vector(self._others)) is None:
+                kept = [name, *(key for key, part in others.items() if _vector(part))]
                 raise ConfigError(
                     f"{env_id} observes {', '.join(others)} beside the image, and not all of it is a vector; "
-                    f"leave parts out, as in 'env.wrappers.FilterObservation.filter_keys=[{name}]'"
+                    f"keep what is: 'env.wrappers.FilterObservation.filter_keys=[{','.join(kept)}]'"
                 )
             low, high = np.concatenate([low, flat.low]), np.concatenate([high, flat.high])
         in_bytes = all(isinstance(p, _CHOICES) or p.dtype in (np.uint8, np.bool_) for p in others.values())

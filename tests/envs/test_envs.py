@@ -421,3 +421,5 @@ def test_packages_of_atari_that_are_missing_are_named(monkeypatch: pytest.Monkey
         preflight(["env=ale_py:ALE/Qbert-v5"])
     with pytest.raises(ConfigError, match=r"other_games cannot be imported .*; is it installed?"):
         preflight(["env=other_games:Game-v0"])
+    with pytest.raises(ConfigError, match=r"did you mean ale_py:ALE/Qbert-v5\?"):
+        preflight(["env=ALE/Qbert-v5"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from conftest import env_config
 from gymnasium import spaces
 
+from runlab.config.cli.preflight import preflight
 from runlab.envs.codec import FlatCodec, flattened
 from runlab.envs.envs import Envs
 from runlab.envs.images import image_shape
@@ -194,8 +196,8 @@ VECTOR = spaces.Box(-1, 1, (3,))
         (spaces.Dict({"a": spaces.Dict({"b": pixels(8, 8, 3)})}), "an image (8, 8, 3) within a Dict; use"),
         (spaces.Dict({"a": pixels(8, 8, 3), "b": pixels(8, 8, 3)}), "the images a, b, .*filter_keys=[a]"),
         (
-            spaces.Dict({"image": pixels(8, 8, 3), "words": spaces.Sequence(VECTOR)}),
-            "words beside the image, .*filter_keys=[image]",
+            spaces.Dict({"a": VECTOR, "image": pixels(8, 8, 3), "words": spaces.Sequence(VECTOR)}),
+            "a, words beside the image, .*filter_keys=[image,a]",
         ),
     ],
 )
@@ -211,20 +213,20 @@ def test_the_advice_for_numbers_makes_bytes_of_them() -> None:
     class Floats(gym.ObservationWrapper[Any, Any, Any]):
         def __init__(self, env: gym.Env[Any, Any]) -> None:
             super().__init__(env)
-            self.observation_space = spaces.Box(0, 1, (36, 40))
+            self.observation_space = spaces.Box(0, 1, (36, 40, 3))
 
         def observation(self, observation: Any) -> Any:
             return observation.astype(np.float32) / 255.0
 
-    env: gym.Env[Any, Any] = Floats(gym.make("Pictures-v0", kind="grey", disable_env_checker=True))
-    for name, arguments in (
-        ("RescaleObservation", {"min_obs": 0, "max_obs": 255}),
-        ("DtypeObservation", {"dtype": "uint8"}),
-    ):
+    env: gym.Env[Any, Any] = Floats(gym.make("Pictures-v0", kind="colour", disable_env_checker=True))
+    with pytest.raises(ConfigError) as refused:
+        flattened("Some-v0", env)
+    (advice,) = shlex.split(str(refused.value).partition("use bytes: ")[2])  # one word, or make refuses it
+    for name, arguments in preflight(["env=Catch", advice]).configs[0].env.wrappers.items():
         env = getattr(gym.wrappers, name)(env, **arguments)
     flat = flattened("Some-v0", env)
-    obs, raw = flat.reset(seed=1)[0], gym.make("Pictures-v0", kind="grey").reset(seed=1)[0]
-    assert abs(obs.astype(int) - raw.reshape(-1).astype(int)).max() <= 1
+    obs, raw = flat.reset(seed=1)[0], gym.make("Pictures-v0", kind="colour").reset(seed=1)[0]
+    assert abs(obs.astype(int) - raw.transpose(2, 0, 1).reshape(-1).astype(int)).max() <= 1
 
 
 def test_what_is_no_image_stays_a_vector_of_numbers() -> None:

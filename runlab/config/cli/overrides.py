@@ -52,6 +52,8 @@ _ELSEWHERE = {
     "logger=wandb": "track wandb",
     "video_every": "capture_video",
 }
+# Packages that register ids, by the beginning of these.
+_PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid"}
 _MEANS = {"gpu": "cuda"}  # by its letters it is nearest to cpu
 _SEVERAL = "; a sweep over several is written without brackets, as 1,2"
 _KINDS: dict[Any, str] = {
@@ -301,8 +303,9 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
         )
         named = {each: f"{module}:{each}" for each in of_module} if module else {}
         hint = nearest(env_id, {each: each for each in [*gymnasium.registry, *files]} | named)
-        if not module and env_id.startswith("ALE/"):  # every text about Atari says so
-            hint = f"did you mean ale_py:{env_id}? "
+        for start, package in _PACKAGES.items():
+            if env_id.startswith(start) and not module:
+                hint = f"did you mean {package}:{env_id}? "
         raise ConfigError(
             f"env={name}: no such environment; {hint}allowed: any id registered in Gymnasium, package:id for "
             f"one that the import of a package registers, or {few([*files], ENOUGH, 'conf/env/')}"
