@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from runlab.envs.images import ImageBox, with_image
 from runlab.envs.masks import ActionMask, MaskedBox, choices_of, has_mask
+from runlab.envs.validity import parts_check
 from runlab.errors import ConfigError
 
 
@@ -20,9 +21,12 @@ def flattened(env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """
     if (masked := has_mask(env)) and not isinstance(env, ActionMask):
         env = ActionMask(env_id, env)
+    plain = isinstance(space := env.observation_space, spaces.Box | spaces.Discrete)
+    if not plain:  # while its parts can be told apart
+        env = gym.wrappers.TransformObservation(env, parts_check(space), space)
     if (imaged := with_image(env_id, env, masked)) is not None:
         return imaged
-    if isinstance(env.observation_space, spaces.Box | spaces.Discrete):
+    if plain:
         return env
     flat = gym.wrappers.FlattenObservation(env)
     if masked and isinstance(box := flat.observation_space, spaces.Box):

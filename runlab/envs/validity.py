@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
         array: np.ndarray = obs
         if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
             array = np.asarray(obs)
-            if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+            alike = array.dtype.kind in "iu" and dtype.kind in "iu"  # the numbers decide, below
+            if array.shape != shape or not (alike or np.can_cast(array.dtype, dtype, "same_kind")):
                 raise RunError(
                     f"the observation is {shown(obs)}, expected an array of {dtype} with the shape {shape}"
                 )
@@ -74,6 +76,36 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
         return array
 
     return check
+
+
+def parts_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
+    """As `obs_check`, for a space that becomes a vector; `RunError` names the part of a Dict or a Tuple."""
+    if isinstance(space, spaces.Dict):
+        checks: dict[Any, Callable[[Any], Any]] = {name: parts_check(part) for name, part in space.items()}
+    elif isinstance(space, spaces.Tuple):
+        checks = {place: parts_check(part) for place, part in enumerate(space)}
+    else:
+        known = isinstance(space, spaces.Box | spaces.Discrete)
+        return obs_check(space) if known else partial(_checked_element, space=space)
+
+    def check(obs: Any) -> Any:
+        parts = {}
+        for name, check_part in checks.items():
+            try:
+                parts[name] = check_part(obs[name])
+            except (KeyError, IndexError, TypeError):
+                raise RunError(f"the observation is {shown(obs)}, expected a part {name}") from None
+            except RunError as error:
+                raise RunError(f"part {name}: {error}") from None
+        return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+
+    return check
+
+
+def _checked_element(obs: Any, space: spaces.Space[Any]) -> Any:
+    if space.contains(obs):
+        return obs
+    raise RunError(f"the observation is {reprlib.repr(obs)}, expected an element of {space}")
 
 
 def _checked_choice(obs: Any, space: spaces.Discrete[Any]) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from runlab.envs.codec import flattened
 from runlab.envs.recorder import ActionRecorder
 from runlab.errors import RunError
 
@@ -109,3 +110,39 @@ def test_odd_but_legal_values_pass_as_what_they_mean(act: str) -> None:
     assert np.array_equal(obs, LEGAL[act][1])
     assert rest == [1.0, False, False]
     assert [type(value) for value in rest] == [float, bool, bool]
+
+
+class InParts(gym.Env[Any, Any]):
+    """Returns `obs` at its first reset."""
+
+    parts = spaces.Dict({"a": spaces.Box(0, 255, (2,), np.uint8), "f": HALF})
+    observation_space = spaces.Dict({"m": spaces.MultiDiscrete([3, 2]), "t": spaces.Tuple([parts, FOUR])})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, obs: Any) -> None:
+        self.obs = obs
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.obs, {}
+
+
+def in_parts(m: Any = (0, 1), a: Any = (0, 255), f: Any = (0.5,), choice: Any = 3) -> dict[str, Any]:
+    return {"m": np.array(m), "t": ({"a": np.array(a), "f": np.array(f)}, choice), "unannounced": 1}
+
+
+def test_parts_of_an_observation_are_checked_before_they_become_a_vector() -> None:
+    env = ActionRecorder(flattened("Odd-v0", InParts(in_parts())), "Odd-v0")
+    assert env.reset()[0].tolist() == [1, 0, 0, 0, 1, 0, 255, 0.5, 0, 1, 0, 0]
+    for obs, words in (
+        (in_parts(m=(3, 1)), "part m: the observation is array([3, 1]), expected an element of MultiDiscr"),
+        (in_parts(a=(300, -1)), "part t: part 0: part a: the observation has [300, -1], expected numbers "),
+        (in_parts(f=(1e5,)), "part t: part 0: part f: the observation has inf in place 1 of 1"),
+        (in_parts(choice=6), f"part t: part 1: the observation is 6 (int), {CHOICE}"),
+        ({"m": np.array((0, 1))}, "expected a part t"),
+        (None, "the observation is None (NoneType), expected a part m"),
+    ):
+        with pytest.raises(RunError) as trouble:
+            ActionRecorder(flattened("Odd-v0", InParts(obs)), "Odd-v0").reset()
+        assert str(trouble.value).startswith("Odd-v0, reset: ")
+        assert words in str(trouble.value)
+        assert "\n" not in str(trouble.value)
