@@ -18,19 +18,23 @@ from statistics import median
 from typing import Any
 
 from runlab.analysis.runs import Run, load_run
+from runlab.config.affects_results import code_rule
 from runlab.config.auto import AUTO_KEYS
 from runlab.config.command_args import exit_status
 from runlab.errors import ConfigError
 from runlab.rerun.policy_file import export_policy, run_or_policy
 from runlab.run.checkpoint import newest_checkpoint
+from runlab.run.git.changes import files_between
+from runlab.run.git.snapshot import GitRecord
 from runlab.run.read import find_run_dirs
+from runlab.run.used_code import files_of
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results" / "table"
 POLICIES = ROOT / "results" / "policies"
 ENVS = ["CartPole", "Acrobot", "Pendulum", "LunarLander", "LunarLanderContinuous", "BipedalWalker"]
 ENVS += ["InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Pusher", "Swimmer"]
-ENVS += ["Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid"]
+ENVS += ["Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid", "Catch", "Pong"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +83,8 @@ def add(runs: Iterable[Run]) -> int:
     for run in finished.values():
         if run.env not in ENVS or "eval/return" not in run.last_row:
             raise ConfigError(f"{run.id}: no environment of the table, or no evaluation at its end")
-        if run.record.git.dirty:
-            raise ConfigError(f"{run.id}: its code had changes that were not committed")
+        if changed := changes(run):
+            raise ConfigError(f"{run.id}: its code had changes that were not committed: {', '.join(changed)}")
     kept = [each for each in read(Trained) if place(each) not in finished]
     came = [trained(run) for run in finished.values()]
     known = {each.run for each in kept}
@@ -102,6 +106,15 @@ def add(runs: Iterable[Run]) -> int:
             export_policy(finished[*row, chosen].dir, file)
     print(f"{len(came)} runs added, {len(kept) + len(came)} in all")
     return 0
+
+
+def changes(run: Run) -> list[str]:
+    """The code of a run that was not committed."""
+    git = run.record.git
+    files = files_between(run.dir, git, GitRecord(commit=git.base_commit)) if git.dirty else []
+    if files is None:
+        return ["the recorded code is not in the repository of the run"]
+    return [*filter(code_rule(files_of(run.record.used)), files)]
 
 
 def nearest_to_median(row: Sequence[Trained], seeds: Collection[int | None]) -> int:

@@ -7,11 +7,15 @@ import math
 import re
 import runpy
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from conftest import NAME, ROOT
+from conftest import NAME, ROOT, git
 
 from runlab.analysis.stats import Interval
+from runlab.run.git.snapshot import take_snapshot
+from runlab.run.used_code import UsedCode
 
 PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 README = "\n".join(text for path, text in PAGES.items() if path.parent.name != "stories")
@@ -84,6 +88,23 @@ def test_the_policy_of_a_row_is_the_one_nearest_to_its_median() -> None:
     assert len(runs) == 10
     for seeds, expected in ((by_return, by_return[4:6]), (by_return[6:], by_return[6:7]), ([None, 3], [3])):
         assert table["nearest_to_median"](runs, seeds) in expected
+
+
+@of_this_project
+def test_a_run_is_of_the_table_if_all_its_code_was_committed(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    for name in ("used.py", "other.py"):
+        (tmp_path / name).write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "code")
+    changes = runpy.run_path(str(RESULTS / "table.py"))["changes"]
+    for changed, expected in (("notes.log", []), ("other.py", []), ("used.py", ["used.py"])):
+        (tmp_path / changed).write_text("2")
+        record = SimpleNamespace(git=take_snapshot(tmp_path), used=UsedCode(files=["used.py"]))
+        assert record.git.dirty
+        assert changes(SimpleNamespace(dir=tmp_path, record=record)) == expected
+    record.git.tree = "0" * 40
+    assert changes(SimpleNamespace(dir=tmp_path, record=record)) != []
 
 
 @of_this_project

@@ -193,8 +193,9 @@ def _draw_bars(axes: Any, panel: Panel) -> None:
 def _draw_lines(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if all(float(x).is_integer() for line in panel.lines for x, _ in line.points):
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     for name, (low, high) in panel.levels.items():
         axes.axhspan(low, high, color=_GREY, alpha=0.15, lw=0)
         axes.axhline(high, color=_GREY, lw=0.6, ls="--")

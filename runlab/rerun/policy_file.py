@@ -24,6 +24,7 @@ _FILES = re.compile(r"(step_\d{1,18})\.json \1\.pt")
 _OF_TRAINING = ("streams", "envs", "obs")  # parts of a state that acting does not need
 # The zeros of a policy file are packed well: those of SAC are an eleventh of their checkpoints.
 _MOST_RATIO, _FEW_BYTES = 100, 16_000_000
+_TRIES = 8  # with one, a policy of Catch was lost
 
 
 @contextlib.contextmanager
@@ -80,8 +81,7 @@ def export_policy(run_dir: Path, file: Path) -> None:
         raise ConfigError(f"{run_dir} has no checkpoint yet")
     _, algorithm, envs = load_policy(run_dir, path=checkpoint.path)
     rng, act = np.random.default_rng(0), act_of(algorithm)
-    num_rows = min(4096, max(1, 2**22 // envs.codec.obs_size))  # of images fewer
-    size = 3, num_rows, envs.codec.obs_size
+    size = 3, min(4096, 2**18 // envs.codec.obs_size + 1), envs.codec.obs_size  # images: fewer
     obs: np.ndarray = rng.normal(scale=3.0, size=size).astype(np.float32)
     if getattr(envs.codec, "obs_dtype", obs.dtype) == np.uint8:
         obs = rng.integers(256, size=size, dtype=np.uint8)
@@ -94,14 +94,20 @@ def export_policy(run_dir: Path, file: Path) -> None:
             taken.append(action)
         return taken
 
+    def as_expected(index: int, noise: torch.Tensor) -> bool:
+        """True if the actions are the same with noise in the place of a tensor."""
+        algorithm.load_state_dict(tree_unflatten([*leaves[:index], noise, *leaves[index + 1 :]], form))
+        return np.array_equal(actions(), expected)
+
     expected = actions()
     leaves, form = tree_flatten({k: v for k, v in checkpoint.state.items() if k not in _OF_TRAINING})
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            # If noise in the place of a tensor does not change the actions, acting does not read it.
-            leaves[index] = torch.from_numpy(rng.normal(scale=9.0, size=tuple(leaf.shape))).to(leaf.dtype)
-            algorithm.load_state_dict(tree_unflatten(leaves, form))
-            leaves[index] = torch.zeros_like(leaf) if np.array_equal(actions(), expected) else leaf
+            # If noise in the place of a tensor does not change the actions, acting does not read it. Several
+            # times, since a policy that takes one action for all observations may take that one again.
+            noise = (rng.normal(scale=9.0, size=tuple(leaf.shape)) for _ in range(_TRIES))
+            unread = all(as_expected(index, torch.from_numpy(each).to(leaf.dtype)) for each in noise)
+            leaves[index] = torch.zeros_like(leaf) if unread else leaf
     state = tree_unflatten(leaves, form)
     algorithm.close()
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -206,6 +206,29 @@ def test_a_policy_file_of_images_acts_as_its_run(configure: Configure, tmp_path:
         each.close()
 
 
+@pytest.mark.parametrize("action", range(3))
+def test_a_policy_file_keeps_a_policy_that_takes_one_action(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: int
+) -> None:
+    """As trained ones do on noise. Random weights in its place take one action too, at times the same."""
+    monkeypatch.setattr("runlab.rerun.policy.check_config", lambda *_: None)  # Catch may not be committed
+    config = configure(*small("ppo", *FEW, env="Catch"))
+    ppo: Any = build(config)[0]
+    params = ppo.state.net.params.clone()
+    params[-20:-17] = 1e3 * torch.eye(3)[action]  # biases of the policy; the value has 16 weights and a bias
+    ppo.state = ppo.state._replace(net=ppo.state.net._replace(params=params))
+    noise = np.random.default_rng(1).integers(256, size=(50, 36 * 36), dtype=np.uint8)
+    assert (ppo.act(noise) == action).all()
+    Checkpoints(tmp_path / "run", to_dict(config), 1).save(32, ppo.state_dict(), None)
+    export_policy(tmp_path / "run", tmp_path / "policy.zip")
+    with zipfile.ZipFile(tmp_path / "policy.zip") as archive:
+        archive.extractall(tmp_path / "out" / paths.CHECKPOINTS)
+    again: Any = load_policy(tmp_path / "out")[1]
+    assert torch.equal(again.state.net.params, params)
+    for each in ppo, again:
+        each.close()
+
+
 @pytest.mark.long
 def test_compiled_updates_of_images_are_near_the_plain_ones(configure: Configure, programs: Programs) -> None:
     found = []

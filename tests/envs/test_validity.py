@@ -132,7 +132,7 @@ def in_parts(m: Any = (0, 1), a: Any = (0, 255), f: Any = (0.5,), choice: Any = 
 
 def test_parts_of_an_observation_are_checked_before_they_become_a_vector() -> None:
     env = ActionRecorder(flattened("Odd-v0", InParts(in_parts())), "Odd-v0")
-    assert env.reset()[0].tolist() == [1, 0, 0, 0, 1, 0, 255, 0.5, 0, 1, 0, 0]
+    assert env.reset().tolist() == [1, 0, 0, 0, 1, 0, 255, 0.5, 0, 1, 0, 0]
     for obs, words in (
         (in_parts(m=(3, 1)), "part m: the observation is array([3, 1]), expected an element of MultiDiscr"),
         (in_parts(a=(300, -1)), "part t: part 0: part a: the observation has [300, -1], expected numbers "),
