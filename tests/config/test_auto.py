@@ -25,6 +25,7 @@ SAC, PPO = ["algo=sac", "env=Hopper"], ["algo=ppo", "env=Hopper"]
         (SAC, 16, (2, True, 0, 1)),
         (PPO, 16, (1, True, 1, 1)),
         ([*PPO, "algo.hidden_sizes=[256,256]", "algo.num_minibatches=8"], 2, (2, True, 0, 1)),
+        ([*PPO, "algo.encoder=nature"], 2, (2, True, 0, 1)),  # large convolutions
         ([*PPO, "total_env_steps=50000"], 2, (1, False, 1, 1)),  # too short to gain by a compiler
         ([*SAC, "determinism=invariant"], 2, (1, False, 0, 1)),  # compiled updates would break it
         ([*PPO, "device=cuda"], 2, (1, True, 1, 1)),
