@@ -91,7 +91,7 @@ class PPOConfig(GradientConfig):
                 f"algo.encoder={name}: {needs}, and {codec.env_id} observes images of "
                 f"{shape[1]} x {shape[2]}; use {instead}"
             )
-        filters, less, by = LAST_FILTERS[name]
+        filters, less, by = LAST_FILTERS.get(name, (0, 0, 1))  # one of your own is not counted
         weights = filters * ((shape[1] - less) // by) * ((shape[2] - less) // by) * self.encoder_size
         weights += 32 * 8 * 8 * shape[0]  # the first convolution of nature, the largest one
         if weights > _MOST_WEIGHTS:
