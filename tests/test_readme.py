@@ -126,7 +126,7 @@ def test_the_chart_of_speed_shows_the_measurements() -> None:
     assert svg() == (RESULTS / "speed.svg").read_bytes()
 
 
-@of_this_project
+@pytest.mark.skipif(not (ROOT / "CITATION.cff").exists(), reason="this is a fork")
 def test_the_citation_in_the_readme_is_that_of_the_file() -> None:
     entry = dict(re.findall(r"^  (\w+) += \{+(.*?)\}+,?$", PAGES[ROOT / "README.md"], re.MULTILINE))
     file = yaml.safe_load((ROOT / "CITATION.cff").read_text())
