@@ -159,7 +159,10 @@ def published_lines(table: Table) -> Iterator[str]:
 
 
 def figures(table: Table) -> Iterator[Chart]:
-    """Learning curves of each algorithm, and the performance profile of all."""
+    """Learning curves of each algorithm, and the performance profile of all.
+
+    Of an environment with several rows, those with few seeds stand in the table alone.
+    """
     curves: dict[str, dict[int, float]] = {}
     for each in read(Evaluation):
         curves.setdefault(each.run, {})[each.env_steps] = each.eval_return
@@ -167,7 +170,7 @@ def figures(table: Table) -> Iterator[Chart]:
         panels = [
             panel(row, row_label(table, row), [curves[run.run] for run in runs])
             for row, runs in table.items()
-            if row[0] == algo
+            if row[0] == algo and (len(runs) >= stats.FEW or row_label(table, row) == row[1])
         ]
         if panels:
             caption = f"{algo.upper()}: returns of evaluations, IQM over seeds with its 95 % interval"

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from conftest import NAME, ROOT, git
 
 from runlab.analysis.stats import Interval
@@ -123,6 +124,15 @@ def test_rows_of_several_lengths_have_labels_of_their_own() -> None:
 def test_the_chart_of_speed_shows_the_measurements() -> None:
     svg = runpy.run_path(str(RESULTS / "speed_chart.py"))["svg"]
     assert svg() == (RESULTS / "speed.svg").read_bytes()
+
+
+@pytest.mark.skipif(not (ROOT / "CITATION.cff").exists(), reason="this is a fork")
+def test_the_citation_in_the_readme_is_that_of_the_file() -> None:
+    entry = dict(re.findall(r"^  (\w+) += \{+(.*?)\}+,?$", PAGES[ROOT / "README.md"], re.MULTILINE))
+    file = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    author = file["authors"][0]["name"]
+    of_file = file["title"], author, file["version"], str(file["date-released"])[:4]
+    assert tuple(entry[key] for key in ("title", "author", "version", "year")) == of_file
 
 
 def test_every_file_and_make_target_that_the_readme_names_is_there() -> None:

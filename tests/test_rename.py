@@ -49,7 +49,7 @@ def call(folder: Path, number: int) -> subprocess.CompletedProcess[str]:
     return run(folder, "sh", "-e", "-c", script, PYTHON=sys.executable, **variables)
 
 
-BEGIN, PLAIN, MERGE, BEFORE = range(4)  # blocks of the page
+BEGIN, WITHOUT_HISTORY, PLAIN, MERGE, BEFORE = range(5)  # blocks of the page
 ONE_PACKAGE = "a4feccafbb"  # a commit whose package has the machinery in it
 
 
@@ -252,6 +252,26 @@ def test_a_later_version_of_the_machinery_merges_and_the_experiment_stays_one(tm
         **{f"{NAME}/algos/ppo.py": ("import torch  # later\n", "import torch  # theirs\n")},
     )
     assert conflicts(fork, PLAIN) == [f"{NEW}/algos/ppo.py"]
+
+
+def test_a_repository_without_the_history_takes_over_later_versions(tmp_path: Path) -> None:
+    """A repository of "Use this template" has one commit of its own; refused if the template is newer."""
+    template, fork, late = (tmp_path / name for name in ("template", "fork", "late"))
+    for folder in (template, fork, late):
+        folder.mkdir()
+        (folder / "file").write_text("1\n\n\n\n\n1\n")
+        git(folder, "init", "-q", "-b", "main")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-q", "-m", folder.name)
+    (tmp_path / "fork" / "template").symlink_to(template)
+    (tmp_path / "late" / "template").symlink_to(template)
+    assert call(fork, WITHOUT_HISTORY).returncode == 0
+    commit(template, "later", file=("1\n", "2\n"))
+    commit(fork, "ours", file=("\n\n1\n", "\n\n3\n"))
+    assert conflicts(fork, PLAIN) == []
+    assert (fork / "file").read_text() == "2\n\n\n\n\n3\n"
+    assert call(late, WITHOUT_HISTORY).returncode == 1
+    assert git(late, "log", "--format=%s").split() == ["late"]
 
 
 @pytest.mark.long

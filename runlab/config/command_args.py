@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runlab.config.texts import choose, readable
+from runlab.config.texts import choose, readable, with_digits
 from runlab.errors import REFUSED, ConfigError, RunError, in_a_line
 
 # Converts the text of a value; raises `ConfigError` that names the expected values.
@@ -63,6 +63,8 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
             values[words[key].name] = converted(key, value, words[key].metadata["kind"])
         elif rest_field and (rest_field.metadata["rest"] or (equals and re.match(r"\s*[^-\s]", key))):
             others.append(text)
+        elif rest_field and equals and text.startswith("--"):
+            raise ConfigError(f"{text}: write {text.lstrip('-')}")
         else:
             wrong = (
                 "no such option" if key.startswith("-") else "no such key" if equals else "expected key=value"
@@ -111,6 +113,7 @@ def whole(least: int, most: int | None = None) -> Kind:
     expected = f"at least {least}" if most is None else f"from {least} to {most}"
 
     def convert(text: str) -> int:
+        text = with_digits(text)
         if not re.fullmatch(r"-?[0-9]{1,18}", text):
             raise ConfigError(f"expected a whole number, {expected}")
         if not least <= int(text) <= (most or math.inf):

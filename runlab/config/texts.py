@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from runlab.config.secrets import secret_in_value
@@ -12,6 +13,7 @@ from runlab.config.terminal import escaped
 
 ENOUGH = 10  # names in an answer
 _LONGEST_LINE = 700  # of a message
+_POWER_OF_TEN = re.compile(r"(?<![\w.])[0-9]{1,18}(?:\.[0-9]{1,18})?[eE]\+?[0-9]{1,2}(?![\w.])")
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
 
@@ -33,6 +35,16 @@ def few(names: Sequence[str], most: int = 3, where: str = "") -> str:
     """The first names, the number of further ones, and `where` to see all."""
     more = f" and {len(names) - most} more{where and f', see {where}'}" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def with_digits(text: str) -> str:
+    """The text with whole numbers up to 18 digits written out: 1000000 for 1e6, 1500 for 1.5e3."""
+
+    def digits(found: re.Match[str]) -> str:
+        value = Decimal(found[0])
+        return str(int(value)) if value == int(value) < 10**18 else found[0]
+
+    return _POWER_OF_TEN.sub(digits, text)
 
 
 def readable(message: str) -> str:

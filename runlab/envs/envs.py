@@ -6,7 +6,7 @@ From the inside out: gymnasium.make with its time limit, wrappers, `ActionRecord
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,17 +39,21 @@ class Envs:
 
     Every method raises `RunError` where an environment returns an invalid observation, reward or flag, and
     where its worker process dies. An environment's own exceptions are not caught. After either only
-    `close` may be called.
+    `close` may be called. A `pool` of another class than `WorkerPool` has its methods. It may have `notes`:
+    lines about what its environments cannot do, which the run prints and records.
     """
 
-    def __init__(self, config: EnvConfig, seeds: Sequence[int]) -> None:
+    def __init__(
+        self, config: EnvConfig, seeds: Sequence[int], pool: Callable[..., Any] = WorkerPool
+    ) -> None:
         self.config = config
         self.num_envs = num_envs = len(seeds)
         self.probe = Probe()
         self._seeds, self._no_seeds = [int(seed) for seed in seeds], [None] * num_envs
         self.codec = codec_of(config)  # before any worker starts, because it may refuse
         dtype = step_dtype(self.codec.obs_space, self.codec.action_space)
-        self._vector = WorkerPool(config, self._seeds, dtype)
+        self._vector = pool(config, self._seeds, dtype)
+        self.notes: list[str] = getattr(self._vector, "notes", [])
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self.infos: dict[str, np.ndarray] = {}  # of the observations to act on, as in `Step`

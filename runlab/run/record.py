@@ -101,6 +101,7 @@ class RunRecord:
     sweep: SweepMembership | None = None
     git: GitRecord = field(default_factory=GitRecord)
     used: UsedCode | None = None
+    notes: list[str] = field(default_factory=list)  # what its environments cannot do
     determinism: DeterminismFacts = field(default_factory=DeterminismFacts)
     environment: dict[str, str] = field(default_factory=dict)  # variables that may change bits
     versions: dict[str, str] = field(default_factory=dict)

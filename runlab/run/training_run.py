@@ -200,7 +200,11 @@ class TrainingRun:
             logger.message(
                 f"code from outside of the repository, of which only a digest is recorded: {self._code}"
             )
-        for note in () if resumed is None else resumed.part.notes:
+        notes = getattr(envs, "notes", [])
+        if record is not None and notes:
+            record.notes = [*notes]
+            record.write(self._path)
+        for note in [*notes, *([] if resumed is None else resumed.part.notes)]:
             logger.message(note)
         if resumed is not None:
             observers.resume(None if resumed.checkpoint is None else resumed.checkpoint.state["run"])

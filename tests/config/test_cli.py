@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import gymnasium
 import pytest
 from conftest import ROOT, run_train
+from hydra._internal.utils import get_args_parser
 
 from runlab.config.cli import preflight as preflight_module
 from runlab.config.cli.preflight import preflight
+from runlab.config.command_args import whole
 from runlab.config.loading import to_dict, to_yaml
 from runlab.config.yaml_files import DEEPEST, MAX_DIGITS
 from runlab.errors import ConfigError
@@ -265,6 +268,53 @@ def test_questions_are_answered_without_a_trace(tmp_path: Path) -> None:
         done = run_train(ROOT, tmp_path, *words.split())
         assert (done.returncode, expected in done.stdout) == (0, True), done.stderr
         assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_of_departures_has_each_flag_of_hydra_with_its_answer() -> None:
+    page = (ROOT / "docs/configuration.md").read_text().partition("## Departures")[2].partition("\n## ")[0]
+    answers = {
+        flag: cells[1].strip()
+        for cells in (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `-"))
+        for flag in re.findall(r"`(-[\w-]+)`", cells[0])
+    }
+    taken = {"--help", "-h", "--multirun", "-m", "--cfg", "--config-dir"}
+    flags = {flag for action in get_args_parser()._actions for flag in action.option_strings}
+    assert len(flags) > 20
+    assert flags == taken | {*answers}
+    assert all(f"`{flag}" in page for flag in taken)
+    for flag in flags - taken:
+        with pytest.raises(ConfigError, match=f"^{flag}: {re.escape(answers[flag])}$"):
+            preflight([flag, "x"])
+    with pytest.raises(ConfigError, match=r"^--with-package: no such key"):
+        preflight(["--with-package"])
+
+
+def test_whole_numbers_may_be_powers_of_ten() -> None:
+    for word, expected in {
+        "total_env_steps=1e6": ["total_env_steps=1000000"],
+        "total_env_steps=1e5,2.5E+5": ["total_env_steps=100000", "total_env_steps=250000"],
+        "total_env_steps=range(1e5,3e5,1e5)": ["total_env_steps=100000", "total_env_steps=200000"],
+        "algo.hidden_sizes=[6.4e1,32]": ["algo.hidden_sizes=[64,32]"],
+        "env.num_workers=1e0": ["env.num_workers=1"],
+        "num_threads=1e0": ["num_threads=1"],
+        "algo.learning_rate=1e-3": ["algo.learning_rate=1e-3"],
+        "note=1e6 of these": ["note=1e6 of these"],
+        "baseline=1e6": ["baseline='1e6'"],
+    }.items():
+        words = [job[0].replace('"', "'") for job in preflight([word]).overrides]
+        assert [each.replace("note='1e6 of these'", "note=1e6 of these") for each in words] == expected
+    assert whole(1)("1e3") == 1000
+    for text in ("1.5e0", "1e-3", "1e99", "e3", "1e"):
+        with pytest.raises(ConfigError, match="expected a whole number"):
+            whole(1)(text)
+        with pytest.raises(ConfigError, match="expected a whole number"):
+            preflight([f"total_env_steps={text}"])
+
+
+def test_a_tilde_means_null() -> None:
+    plan = preflight(["env=Hopper", "~recipe"])
+    assert (plan.configs[0].recipe, plan.overrides) == (None, [["env=Hopper", "recipe=none"]])
+    assert preflight(["env=Hopper"]).configs[0].recipe is not None
 
 
 def test_a_run_that_would_learn_nothing_is_noted() -> None:

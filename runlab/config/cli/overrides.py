@@ -25,7 +25,7 @@ from runlab.config.entry_points import brought, load
 from runlab.config.loading import environment_file, literal
 from runlab.config.project import ALGORITHMS
 from runlab.config.schema import NONE, OPTIONAL, check_kinds, key_types
-from runlab.config.texts import ENOUGH, choose, few, first_line, nearest, to_install
+from runlab.config.texts import ENOUGH, choose, few, first_line, nearest, to_install, with_digits
 from runlab.config.yaml_files import DEEPEST, MAX_DIGITS
 from runlab.errors import ConfigError
 
@@ -156,6 +156,8 @@ def _check_key(key: str, word: str, words: Iterable[str]) -> None:
     if key in IDENTITY:
         raise ConfigError(f"{word}: goes with other values; choose it with {IDENTITY[key]}=")
     if key.startswith("hydra"):
+        if key.replace("/", ".").startswith("hydra.sweeper"):
+            raise ConfigError(f"{word}: make search sweep=NAME draws the values of a file of conf/sweep/")
         if key != LAUNCHER and not re.fullmatch(rf"hydra\.launcher\.{_NAME}", key, re.ASCII):
             raise ConfigError(
                 f"{word}: of Hydra's own settings only hydra/launcher and the keys below it can be set; "
@@ -178,6 +180,8 @@ def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -
     kinds = [kinds[key] for name in ALGORITHMS if key in (kinds := key_types(name))]
     is_text = key in group_names() or any(kind in (str, str | None) for kind in kinds)
     quoted = re.fullmatch(r"""(["']).*\1""", value, re.DOTALL) is not None
+    if any(kind is Any or int in (kind, *get_args(kind)) for kind in kinds):
+        value = with_digits(value)
     prose = key == "note" and value != "null" and not quoted  # never a list, and so not read as one
     if not prose:
         _check_size(word, value)

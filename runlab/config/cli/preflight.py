@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.auto import about_auto
 from runlab.config.cli.composition import Composed, compose_job, compose_values
-from runlab.config.cli.files import check_files, group_names, option_names, read_sweep
+from runlab.config.cli.files import check_files, read_sweep
+from runlab.config.cli.flags import check_flags
 from runlab.config.cli.overrides import JOBS_AT_MOST, SEARCHPATH, assigned, read_overrides, sweep_values
 from runlab.config.command_args import (
     argument,
@@ -38,11 +39,10 @@ from runlab.config.command_args import (
 from runlab.config.loading import CONF, in_one_line
 from runlab.config.schema import Config, register_schemas
 from runlab.config.secrets import refuse_secret_words
-from runlab.config.texts import nearest, readable
+from runlab.config.texts import readable
 from runlab.errors import ConfigError
 from runlab.machine import usable_cores
 
-_MULTIRUN = ("--multirun", "-m")
 _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _SOON = 50  # configurations that are checked without a word
@@ -102,13 +102,10 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
     check_files()
     arguments = parse(argv, Arguments)
     more = [] if arguments.config_dir is None else [arguments.config_dir]
-    typed = [text for text in arguments.others if "=" in text and not text.startswith("-")]
-    flags = [text for text in arguments.others if text not in typed]
-    for text in flags:
-        if text not in _MULTIRUN:
-            names = {name: f"{group}={name}" for group in group_names() for name in option_names(group)}
-            hint = (not {*"=~"} & {*text} and nearest(text, names)) or "as in seed=3"
-            raise ConfigError(f"{text}: expected key=value, {hint.strip()}")
+    others = [re.sub(r"^~([^=]+)$", r"\1=null", text) for text in arguments.others]
+    typed = [text for text in others if "=" in text and not text.startswith("-")]
+    flags = [text for text in others if text not in typed]
+    check_flags(flags, others)
     chosen = [name for name in arguments.sweep.split(",") if name]
     resume = _RESUME in chosen
     if arguments.accept and not resume:

@@ -1,0 +1,52 @@
+"""Answers to flags, those of Hydra's command line among them. The command has arguments `key=value`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from runlab.config.cli.files import chosen_algorithm, group_names, option_names
+from runlab.config.cli.overrides import wrong_key
+from runlab.config.project import ALGORITHMS
+from runlab.config.schema import key_types
+from runlab.config.texts import nearest
+from runlab.errors import ConfigError
+
+MULTIRUN = ("--multirun", "-m")
+# Hydra's other flags, and what to do instead; docs/configuration.md shows these answers.
+HYDRA_FLAGS = {
+    "--cfg -c": "write --cfg job",
+    "--config-dir -cd": "write --config-dir=FOLDER",
+    "--config-name -cn": "conf/config.yaml is the only one; experiment=NAME takes a file of conf/experiment/",
+    "--config-path -cp": "the files are those of conf/; --config-dir=FOLDER adds a folder like it",
+    "--experimental-rerun": "make resume run=RUN goes on with a run, make reproduce run=RUN makes it again",
+    "--hydra-help": "make help lists the commands, and --help shows the arguments of one",
+    "--info -i": "--cfg job shows the configuration; docs/configuration.md has the order of its files",
+    "--package -p": "--cfg job shows the whole configuration",
+    "--resolve": "--cfg job shows resolved values",
+    "--run -r": "leave it out; without a list of values the command makes one run",
+    "--shell-completion -sc": "there is none; a wrong word is answered with the nearest match",
+    "--version": "record.json of a run has the versions of all packages",
+}
+
+
+def check_flags(flags: Sequence[str], words: Sequence[str]) -> None:
+    """Raise `ConfigError` for the first of `flags` but --multirun; `words` are all arguments."""
+    for flag in flags:
+        if flag in MULTIRUN:
+            continue
+        name, _, value = flag.partition("=")
+        for names, instead in HYDRA_FLAGS.items():
+            if name in names.split():
+                raise ConfigError(f"{flag}: {instead}")
+        key = re.sub(r"-(?=\w)", "_", name.lstrip("-"))
+        after = [*words[words.index(flag) + 1 :], ""][0]
+        value = value or ("" if "=" in after or after.startswith("-") else after)
+        known = key in group_names() or any(key in key_types(each) for each in ALGORITHMS)
+        if known or (value and flag.startswith("--")):
+            raise ConfigError(f"{flag}: write {key}={value or 'VALUE'}")
+        if flag.startswith("--"):
+            raise ConfigError(f"{flag}: {wrong_key(key, chosen_algorithm(words))}")
+        options = {option: f"{group}={option}" for group in group_names() for option in option_names(group)}
+        hint = (not {*"=~"} & {*flag} and nearest(flag, options)) or "as in seed=3"
+        raise ConfigError(f"{flag}: expected key=value, {hint.strip()}")
