@@ -115,13 +115,10 @@ for (const table of document.querySelectorAll(".scroll table")) {
   };
 }
 
-// A page that is loaded again, because it has changed, is as its reader had left it.
-const parts = [...document.querySelectorAll("details, input")];
-try {
-  const former = JSON.parse(sessionStorage.getItem(document.title) ?? "{}");
-  parts.forEach((each, i) => {
-    if (each.open !== undefined) each.open = former[i] ?? each.open;
-    else if ((each.value = former[i] ?? "")) each.oninput();
-  });
-  addEventListener("pagehide", () => sessionStorage.setItem(document.title, JSON.stringify(parts.map((each) => each.open ?? each.value))));
-} catch {}  // no storage for this page
+// A page that is loaded again, because it has changed, has the same sections open and the same filters.
+const parts = [...document.querySelectorAll("details, input")], place = location.pathname;
+JSON.parse(sessionStorage[place] ?? "[]").forEach((state, i) => {
+  if (parts[i]?.oninput) parts[i].oninput(parts[i].value = state);
+  else if (parts[i]) parts[i].open = state;
+});
+addEventListener("pagehide", () => (sessionStorage[place] = JSON.stringify(parts.map((each) => each.open ?? each.value))));

@@ -40,6 +40,9 @@ _WATCH_EVERY_S = 2.0
 _POSTER_PIXELS = 240
 _MOST_FILMS = 8  # of an experiment
 _FIRST = ("seed", "return", "steps", "status")  # columns that a narrow window shows
+# Characters that LaTeX would obey.
+_TEX = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"})
+_TEX |= str.maketrans({"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
 _COLUMNS = [*_FIRST, *(name for name in SHOWN if name not in ("algo", "env", *_FIRST))]
 
 
@@ -69,7 +72,7 @@ def main(args: Args) -> int:
     with PageServer() as server, suppress(KeyboardInterrupt):
         seen = _state(args)
         server.show(_write(args, out))
-        say(f"{server.url} until Ctrl-C")
+        say(f"open {server.url} and see it change, until Ctrl-C")
         while True:
             time.sleep(_WATCH_EVERY_S)
             if (now := _state(args)) == seen:
@@ -195,15 +198,14 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
         columns=[*_COLUMNS, *more],
     )
     shown = experiments or aside
-    drawn = [*charts[0], *(chart for each in shown for chart in charts[each.number])]
+    drawn = [chart for number in (0, *(each.number for each in shown)) for chart in charts[number]]
     return ReportPage(html, drawn + searches, shown, problems)
 
 
 def _is_aside(run: Run) -> bool:
     """True for a run with `debug=`, and for a trial of a search."""
-    command = run.record.command_line
     debug = any(word.startswith("debug=") for word in run.record.overrides)
-    return debug or command[:4] == program("search", *command[4:])[:4]
+    return debug or run.record.command_line[:4] == program("search")
 
 
 def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
@@ -261,17 +263,7 @@ def write_table(experiments: Sequence[Experiment], path: Path) -> Path:
     ]
     for each in (each for each in experiments if each.counted):
         numbers = f"{len(each.counted)} & {each.steps:,} & {re.sub(r'-(?=[0-9])', '$-$', each.summary)}"
-        names = map(_tex, (each.env, each.algo, each.by or "default"))
+        names = (escaped(name).translate(_TEX) for name in (each.env, each.algo, each.by or "default"))
         lines.append(rf"{' & '.join(names)} & {numbers} \\")
     path.write_text("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]), encoding="utf-8")
     return path
-
-
-def _tex(text: str) -> str:
-    """The text for LaTeX, which obeys none of it."""
-    named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum"}
-    return re.sub(
-        r"[\\~^&%$#_{}]",
-        lambda found: rf"\text{named[found[0]]}{{}}" if found[0] in named else f"\\{found[0]}",
-        escaped(text),
-    )

@@ -59,25 +59,20 @@ def note_written(project: Path, files: Iterable[Path]) -> None:
     """Remember that these files in the repository around `project` are results, and no code."""
     with suppress(GitError, OSError), repository(project) as git:
         top, noted = git.top.resolve(), _noted(git)
-        for file in (each.resolve() for each in files):
-            if file.is_relative_to(top):
-                noted[str(file.relative_to(top))] = xxhash.xxh3_128_hexdigest(file.read_bytes())
-        if noted != _noted(git):
-            replace_text(git.common / _WRITTEN, [json.dumps(noted)])
+        inside = [file for each in files if (file := each.resolve()).is_relative_to(top)]
+        new = noted | {str(file.relative_to(top)): _digest(file, "", "") for file in inside}
+        if new != noted:
+            replace_text(git.common / _WRITTEN, [json.dumps(new)])
 
 
 def written_here(git: Git, paths: Iterable[bytes]) -> set[bytes]:
     """The files among `paths` that are as `note_written` has seen them."""
-    noted, same = _noted(git), set[bytes]()
-    for path in (path for path in paths if os.fsdecode(path) in noted):
-        with suppress(OSError):
-            if (file := git.file(path)).is_file() and not file.is_symlink():
-                digest = xxhash.xxh3_128_hexdigest(file.read_bytes())
-                same |= {path} if digest == noted[os.fsdecode(path)] else set()
-    return same
+    noted = _noted(git)
+    named = [path for path in paths if noted.get(os.fsdecode(path))]
+    return {path for path in named if _digest(git.file(path), "", "") == noted[os.fsdecode(path)]}
 
 
-def _noted(git: Git) -> dict[str, str]:
+def _noted(git: Git) -> dict[str, str | None]:
     with suppress(OSError, ValueError):
         return dict(json.loads((git.common / _WRITTEN).read_text()))
     return {}
