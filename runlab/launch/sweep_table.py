@@ -155,7 +155,8 @@ class SweepTable:
         return [*map(self._row, jobs), *([[few(waiting), "waiting"]] if waiting else [])]
 
     def _row(self, job: SweepJob) -> list[str]:
-        row, part, value = _last_row(job.run(self._folder)), self._part(job), job.final_return
+        part = 1.0 if job.status == FINISHED else self._part_of_run(job)
+        row, value = _last_row(job.run(self._folder)), job.final_return
         if value is None:
             value = row.get("eval/return", row.get("episode/return"))
         cells = [f"{100 * part:.0f}%", f"return {'-' if value is None else show_number(value)}"]

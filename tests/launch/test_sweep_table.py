@@ -91,6 +91,9 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
     text = draw(100, 4)
     assert text.startswith("\x1b[5F\x1b[J")
     assert rows_of(screen_of(text, 100, 4)) == [head, *shown[:2]]
+    begin(tmp_path, 2, "interrupted")
+    assert "interrupted   50%" in screen_of(draw(100, 24), 100, 24).display[3]
+    begin(tmp_path, 2)
     for number in (2, 3):  # the first steps may have waited for a compiler
         (tmp_path / "ppo-Thing" / f"run-{number}" / paths.METRICS).write_text('{"env_steps": 9}\n')
     assert "1 waiting, left -:--:--\n" in draw(100, 24)
