@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def middle(browser: Browser, selector: str) -> tuple[float, float]:
     """The middle of an element in the window, once it is drawn and in view."""
     browser.until(f"document.querySelector({selector!r}) !== null")
-    browser.ask(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-    box = browser.ask(
-        f"(({{x, y, width, height}}) => [x, y, width, height])"
-        f"(document.querySelector({selector!r}).getBoundingClientRect())"
-    )
+    box, before = [0.0], None
+    while box != before:  # charts that are drawn elsewhere move it
+        browser.ask(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
+        time.sleep(0.2)
+        before, box = (
+            box,
+            browser.ask(
+                f"(({{x, y, width, height}}) => [x, y, width, height])"
+                f"(document.querySelector({selector!r}).getBoundingClientRect())"
+            ),
+        )
     return box[0] + box[2] / 2, box[1] + box[3] / 2
 
 
