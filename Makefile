@@ -141,7 +141,7 @@ prove-resume: $(STAMP)
 	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=14400 tests/launch/test_kills.py $(SPLIT)
 
 ##@ Share
-report: $(STAMP) ## one page of HTML about all runs: make report [runs='runs/*/*'] [out=FILE] [figures=FOLDER]
+report: $(STAMP) ## one page of HTML about all runs: make report [runs='runs/*/*'] [out=FILE] [figures=FOLDER] [watch=true]
 	$(COMMAND)
 
 rename: $(STAMP) ## turn a fork into your project: make rename name=my_project

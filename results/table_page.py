@@ -24,7 +24,7 @@ Table = Mapping[tuple[str, str, int], list[Trained]]
 def page() -> None:
     """Write the page and its figures."""
     PAGE.write_text(page_text(), encoding="utf-8")
-    write(figures(cells(read(Trained))), IMAGES)
+    write(figures(cells(read(Trained))), IMAGES, kinds=("png", "svg"))
 
 
 def page_text() -> str:

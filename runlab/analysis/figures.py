@@ -1,13 +1,13 @@
-"""The figures of a report: lines in panels, drawn by matplotlib for the page and for files.
+"""The figures of a report: lines in panels, as data for the page and drawn by matplotlib for files.
 
 Colours are those of Okabe and Ito (2008, Color Universal Design), which people with any common colour
-blindness tell apart.
+blindness tell apart. The page has them lighter or darker, by its theme.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from io import BytesIO
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
@@ -21,7 +21,7 @@ from runlab.run.record import SearchRecord
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _GREY = "#5c6570"
 _COLUMNS = 4
-_MOST_POINTS = 300  # of one line; longer ones are thinned out evenly
+_MOST_POINTS, _FEWER_POINTS = 300, 100  # of a line of returns, and of another metric; thinned out evenly
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -32,6 +32,7 @@ _STYLE: dict[Any, Any] = {
     "figure.subplot.hspace": 0.45,
     "text.parse_math": False,  # names are text, also with a $ in them
     "svg.hashsalt": "runlab",
+    "pdf.fonttype": 42,  # text stays text, which journals ask for
     "savefig.bbox": "tight",
 }
 
@@ -64,10 +65,10 @@ class Chart(NamedTuple):
     panels: list[Panel]
 
 
-def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
-    """Charts by number of the experiment; number 0 has charts of environments with several experiments."""
+def charts_of(experiments: Sequence[Experiment], aside: Sequence[Experiment] = ()) -> dict[int, list[Chart]]:
+    """Charts by number of the experiment; number 0 has charts of environments with several `experiments`."""
     charts: dict[int, list[Chart]] = {0: list(_by_environment(experiments))}
-    for each in experiments:
+    for each in (*experiments, *aside):
         key = paths.safe_name(f"{each.number:03d}-{each.algo}-{each.env}")
         metrics = sorted({name for run in each.runs for row in run.rows for name in row})
         lines = list(_seeds(each, each.score))
@@ -75,7 +76,7 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
             lines.append(_middle(each, "#000000", f"IQM of {len(each.counted)} seeds"))
         first = Chart(key, f"{each.score} of {each.title}", [Panel(each.score, lines, _levels([each]))])
         panels = [
-            Panel(name, list(_seeds(each, name)))
+            Panel(name, list(_seeds(each, name, _FEWER_POINTS)))
             for name in metrics
             if name not in (each.score, "env_steps", "wall_time_s")
         ]
@@ -123,10 +124,10 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
             yield Chart(paths.safe_name(f"all-{env}-{score}"), caption, [panel])
 
 
-def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
+def _seeds(experiment: Experiment, metric: str, most: int = _MOST_POINTS) -> Iterator[Line]:
     """A line for each run that logged the metric, grey for runs that are in no statistic."""
     for number, run in enumerate(experiment.runs):
-        curve = thinned(points(run, metric), _MOST_POINTS)
+        curve = thinned(points(run, metric), most)
         if curve:
             name, counted = f"seed {run.config['seed']}", run in experiment.counted
             color = COLORS[number % (len(COLORS) - 1)] if counted else _GREY
@@ -154,18 +155,50 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
     return levels
 
 
-def svg(chart: Chart) -> bytes:
-    """The chart as an SVG; equal charts give equal bytes with the same matplotlib."""
-    file = BytesIO()
-    _save(chart, file, format="svg", metadata={"Date": None, "Creator": None})
-    return file.getvalue()
+def page_data(chart: Chart) -> str:
+    """The chart for the script of the page, as JSON in which no tag can begin or end."""
+    across: dict[tuple[float, ...], int] = {}  # steps, which lines mostly share, and their place in the list
+
+    def drawn(line: Line, **more: Any) -> dict[str, Any]:
+        steps, values = zip(*line.points, strict=True)
+        band = [[*map(_short, end)] for end in zip(*line.band, strict=True)] if line.band else None
+        color = COLORS.index(line.color) if line.color in COLORS else -1
+        about = {"name": escaped(line.name), "color": color, "dots": line.dots, "band": band, **more}
+        return about | {"x": across.setdefault(steps, len(across)), "y": [*map(_short, values)]}
+
+    panels = []
+    for panel in filter(lambda each: each.lines, chart.panels):
+        ends = [line.points[end][0] for line in panel.lines for end in (0, -1)]
+        lines = [drawn(line) for line in panel.lines]
+        for name, (low, high) in panel.levels.items():
+            level = [(end, high) for end in sorted({min(ends), max(ends)})]
+            lines.append(drawn(Line(name, level, _GREY, [(low, high)] * len(level)), dash=True))
+        panels.append({"title": escaped(panel.title), "across": panel.across, "lines": lines})
+    text = json.dumps({"xs": [*across], "panels": panels}, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
 
 
-def write(charts: Iterable[Chart], folder: Path) -> None:
-    """Write each chart to `folder`, which exists, as `<key>.png` (300 dpi) and `<key>.svg`."""
+def _short(value: float) -> float | None:
+    """A number with as many digits as can be seen; None where there is none."""
+    return float(f"{value:.5g}") if isfinite(value) else None
+
+
+def write(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+    """Write each chart to `folder`, which exists, as `<key>.png` (300 dpi) and the like; the files.
+
+    Equal charts give equal bytes with the same matplotlib.
+    """
+    nothing = {
+        "png": ["Software"],
+        "svg": ["Date", "Creator"],
+        "pdf": ["CreationDate", "Creator", "Producer"],
+    }
+    files = []
     for chart in charts:
-        (folder / f"{chart.key}.svg").write_bytes(svg(chart))
-        _save(chart, folder / f"{chart.key}.png", dpi=300, metadata={"Software": None})
+        for kind in kinds:
+            files.append(folder / f"{chart.key}.{kind}")
+            _save(chart, files[-1], dpi=300, metadata=dict.fromkeys(nothing[kind]))
+    return files
 
 
 def _save(chart: Chart, file: Any, **options: Any) -> None:

@@ -53,8 +53,8 @@ class PageServer(ThreadingHTTPServer):
         self.tag = sha256(html.encode()).hexdigest()
         script = _RELOAD % self.tag
         digest = b64encode(sha256(script.encode()).digest()).decode()
-        allowed = f"default-src 'none'; script-src 'sha256-{digest}'; connect-src 'self';"
-        page = html.replace("default-src 'none';", allowed, 1)
+        allowed = f"default-src 'none'; connect-src 'self'; script-src 'sha256-{digest}' "
+        page = html.replace("default-src 'none'; script-src ", allowed, 1)
         self.page = page.replace("</head>", f"<script>{script}</script>\n</head>", 1).encode()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

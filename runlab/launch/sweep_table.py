@@ -1,13 +1,15 @@
 """The progress of a sweep on its console, and its end: jobs, and returns over seeds.
 
 A terminal shows a table that is redrawn in place; other consoles get a line when a job starts or ends, and
-one a minute. Everything is read from the files of jobs and runs, so that this cannot slow or stop them.
+one a minute. At the end the best job comes first. Everything is read from the files of jobs and runs, so that
+this cannot slow or stop them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shlex
 import shutil
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,9 @@ from typing import Any
 from runlab.analysis.experiments import find_experiments
 from runlab.analysis.runs import Run, load_runs
 from runlab.config.affects_results import BOOKKEEPING_KEYS
+from runlab.config.command_args import program
 from runlab.config.terminal import escaped, raw
+from runlab.config.texts import few
 from runlab.errors import ConfigError
 from runlab.run import paths
 from runlab.run.files import say
@@ -33,8 +38,10 @@ from runlab.run.sinks.console import show_number, show_time
 
 _ENOUGH = 0.05  # part of a sweep before the time left is shown: first steps may wait for a compiler
 _UPDATE_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0
+_LEAST_WIDTH = 70  # of the table, which a narrower terminal cuts
 _AT_REST = {FINISHED, "refused"}  # jobs that another start would leave as they are
 _WAITING = ("pending", "requeued")  # jobs that Slurm has not started, or has taken away
+_COLORS = {RUNNING: "cyan", FINISHED: "green", "failed": "red", "refused": "red", INTERRUPTED: "yellow"}
 
 
 class SweepTable:
@@ -42,11 +49,11 @@ class SweepTable:
 
     def __init__(self, folder: Path, record: SweepRecord) -> None:
         self._folder, self._record = folder, record
-        self._in_place = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._in_place = _has_table()
         self._changed: dict[Path, int] = {}  # when the file of a job was last changed
         self._jobs: dict[int, SweepJob] = {}
         self._slurm: dict[int, str] = {}  # Slurm's id of a job
-        self._drawn: list[str] = []
+        self._drawn: list[int] = []  # widths of the lines of the table
         self._asked_at = float("-inf")
         self._began = self._updated_at = self._summed_at = time.monotonic()
         # Jobs of earlier starts, with the part that was done. A job may start again with a new run.
@@ -66,9 +73,7 @@ class SweepTable:
         self._updated_at = now
         changed = [*self._changed_jobs(), *self._waiting_jobs(now)]
         if self._in_place:
-            jobs = self._visible()
-            width = max((len(_title(job, self._record)) for job in jobs), default=0)
-            self._redraw([self._summary(), *(self._line(job, width) for job in jobs)])
+            self._redraw(self._summary(), *self._rows())
             return
         for job in changed:
             slurm_job = f", Slurm's job {self._slurm[job.job]}" if job.job in self._slurm else ""
@@ -80,7 +85,7 @@ class SweepTable:
     def close(self) -> None:
         """Take the table from the terminal, or print the last changes."""
         self._updated_at -= _UPDATE_S
-        self._redraw([]) if self._in_place else self.update()
+        self._redraw() if self._in_place else self.update()
 
     def _changed_jobs(self) -> list[SweepJob]:
         """Jobs whose files have changed since the last call."""
@@ -129,7 +134,7 @@ class SweepTable:
 
     def _summary(self) -> str:
         jobs, total, left = self._jobs, self._record.num_jobs, None
-        counts = Counter(job.status for job in jobs.values())
+        counts = Counter([*(job.status for job in jobs.values()), *["waiting"] * (total - len(jobs))])
         statuses = ", ".join(f"{number} {status}" for status, number in counts.items())
         before = {
             number: part
@@ -140,37 +145,66 @@ class SweepTable:
         done_now = done - sum(before.values())  # since this start
         if done_now > _ENOUGH * total:
             left = (total - done) * (time.monotonic() - self._began) / done_now
-        return f"{total} jobs: {statuses or 'starting'}, left {show_time(left)}"
+        return f"{total} jobs: {statuses}, left {show_time(left)}"
 
-    def _line(self, job: SweepJob, width: int) -> str:
-        row, part, value = _last_row(job.run(self._folder)), self._part(job), job.final_return
+    def _rows(self) -> list[list[str]]:
+        """The cells of each job, running ones first: a terminal may have few lines."""
+        order = {RUNNING: 0, **dict.fromkeys(_WAITING, 1)}
+        jobs = sorted(self._jobs.values(), key=lambda job: (order.get(job.status, 2), job.job))
+        waiting = [f"#{number}" for number in range(self._record.num_jobs) if number not in self._jobs]
+        return [*map(self._row, jobs), *([[few(waiting), "waiting"]] if waiting else [])]
+
+    def _row(self, job: SweepJob) -> list[str]:
+        part = 1.0 if job.status == FINISHED else self._part_of_run(job)
+        row, value = _last_row(job.run(self._folder)), job.final_return
         if value is None:
             value = row.get("eval/return", row.get("episode/return"))
-        parts = [f"{_title(job, self._record):{width}}", f"{job.status:8}", f"{100 * part:3.0f}%"]
-        parts.append(f"return {'-' if value is None else show_number(value):>8}")
+        cells = [f"{100 * part:.0f}%", f"return {'-' if value is None else show_number(value)}"]
         if part and job.status == RUNNING and (speed := row.get("time/steps_per_second")):
-            left = (1 / part - 1) * row["env_steps"] / speed
-            parts += [f"{speed:>7,.0f} steps/s", f"left {show_time(left)}"]
+            left = show_time((1 / part - 1) * row["env_steps"] / speed)
+            cells += [f"{speed:,.0f} steps/s", f"left {left}"]
         if job.job in self._slurm:
-            parts.append(f"Slurm's job {self._slurm[job.job]}")
-        return "  ".join(parts)
+            cells.append(f"Slurm's job {self._slurm[job.job]}")
+        return [_title(job, self._record), job.status, *cells]
 
-    def _visible(self) -> list[SweepJob]:
-        """All jobs that have begun; on a terminal with too few lines only the running ones."""
-        jobs = [self._jobs[number] for number in sorted(self._jobs)]
-        room = max(1, shutil.get_terminal_size().lines - 2)
-        return jobs if len(jobs) <= room else [job for job in jobs if job.status == RUNNING][:room]
+    def _redraw(self, title: str = "", *rows: Sequence[str]) -> None:
+        from rich.text import Text
 
-    def _redraw(self, lines: list[str]) -> None:
-        from rich.cells import cell_len, set_cell_size
-
-        width = shutil.get_terminal_size().columns
+        columns, lines = shutil.get_terminal_size()
         # If the terminal became narrower, a line drawn before takes several rows.
-        rows = sum(-(-cell_len(line) // width) for line in self._drawn)
-        printable = [escaped(line).replace("\n", " ") for line in lines]
-        self._drawn = [set_cell_size(line, min(cell_len(line), width - 1)) for line in printable]
-        drawn = f"\x1b[{rows}F\x1b[J" * (rows > 0) + "".join(f"{line}\n" for line in self._drawn)
+        above = sum(-(-width // columns) for width in self._drawn)
+        shown = [title[: columns - 1], *_table(rows, columns - 1)][: lines - 1] if title else []
+        self._drawn = [Text.from_ansi(line).cell_len for line in shown]
+        drawn = f"\x1b[{above}F\x1b[J" * (above > 0) + "".join(f"{line}\n" for line in shown)
         say(drawn, end="", stream=raw(sys.stdout))
+
+
+def _has_table() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _table(rows: Sequence[Sequence[str]], width: int = 1000) -> list[str]:
+    """The lines of a coloured table, cut to `width`. The second cell of each row is a status."""
+    from rich.console import Console
+    from rich.segment import Segment, SegmentLines
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for number in range(max(map(len, rows), default=0)):
+        # The title gives way where a terminal is narrow.
+        grid.add_column(no_wrap=number > 0, justify="right" if 2 <= number <= 4 else "left")
+    for cells in rows:
+        shown = [Text(escaped(cell).replace("\n", " "), no_wrap=True, overflow="ellipsis") for cell in cells]
+        shown[1].stylize(_COLORS.get(cells[1], "dim"))
+        grid.add_row(*shown)
+    console = Console(force_terminal=True, width=max(width, _LEAST_WIDTH), highlight=False, emoji=False)
+    lines = (
+        Segment.adjust_line_length(line, width, pad=False) for line in console.render_lines(grid, pad=False)
+    )
+    with console.capture() as captured:
+        console.print(SegmentLines(lines, new_lines=True))
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def _last_row(run_dir: Path | None) -> dict[str, Any]:
@@ -193,32 +227,44 @@ def _title(job: SweepJob, record: SweepRecord) -> str:
 
 
 def show_end(record: SweepRecord, folder: Path) -> None:
-    """Print a line for each job, the reasons of failures, statistics, and the place of the record."""
+    """Print all jobs, the best first, the reasons of failures, statistics, and the next command."""
     say(f"sweep {record.id}: {record.status}")
     runs, _ = load_runs(path for job in record.jobs if (path := job.run(folder)) is not None)
     by_id = {run.id: run for run in runs}
+    rows = list[tuple[float, list[str]]]()
     for job in record.jobs:
-        value, of = job.final_return, ""
-        if value is None and job.status == FINISHED and job.run_id in by_id:  # a sweep without evaluations
-            value, of = by_id[job.run_id].value("return"), " of training episodes"
-        shown = "" if value is None else f", return {value:.2f}{of}"
-        say(f"{_title(job, record)}: {job.status}{shown}, {job.run_id or 'no run'}")
+        value, of, run = job.final_return, "", by_id.get(job.run_id or "")
+        if value is None and job.status == FINISHED and run is not None:  # a sweep without evaluations
+            value, of = run.value("return"), " of training episodes"
+        speed = None if run is None else run.last_row.get("time/steps_per_second")
+        cells = [_title(job, record), job.status, "" if value is None else f"return {value:.2f}{of}"]
+        cells += [job.run_id or "no run", "" if speed is None else f"{speed:,.0f} steps/s"]
+        rows.append((-math.inf if value is None else value, cells))
+    best_first = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
+    if _has_table():
+        say("\n".join(_table(best_first)), stream=raw(sys.stdout))
+    else:
+        for title, *cells in best_first:
+            say(f"{title}: {', '.join(filter(None, cells))}")
+    for job in record.jobs:
         if job.status in ("failed", "refused"):
             log = folder / f"job_{job.job}.log"
             where = log if log.exists() else job.run(folder) or "above"
-            say(f"   {job.problem or f'exit status {job.exit_status}, see {where}'}")
+            say(f"{_title(job, record)}: {job.problem or f'exit status {job.exit_status}, see {where}'}")
     counted = [each for each in find_experiments(runs) if each.counted]
     if any(len(each.counted) > 1 for each in counted):
         for each in counted:
             say(each.result)
     say(f"{folder / paths.SWEEP_INDEX}")
     if record.status != "finished":
-        names = (word.removeprefix("sweep=") for word in record.commands[0] if word.startswith("sweep="))
-        file = next(names, "")
+        words = record.commands[0][len(program("train")) :]
+        of_file = [f"{word},resume" for word in words if word.startswith("sweep=")]
+        flags = shlex.join(word for word in words if word.startswith("-"))
+        rest = [word for word in words if not word.startswith(("sweep=", "-"))]
+        command = ["make", "train", *rest, *(of_file or ["sweep=resume"]), *[f"ARGS={flags}"] * bool(flags)]
         # A job that was refused would be refused again.
         refused = len(record.jobs) == record.num_jobs and {job.status for job in record.jobs} <= _AT_REST
-        when = "next, once that is mended" if refused else "next"
-        say(f"{when}: the same command with sweep={file}{',' * bool(file)}resume")
+        say(f"next{', once that is mended' * refused}: {shlex.join(command)}")
     elif counted:
         pattern = paths.from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
         word = f"runs={shlex.quote(str(pattern))}"

@@ -7,26 +7,31 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import urllib.request
 from base64 import b64decode, b64encode
 from hashlib import sha256
 from html import unescape
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, Started, until, write_run, write_video
+from conftest import ROOT, Started, git, until, write_run, write_video
 from PIL import Image
 
 from runlab.__main__ import main
 from runlab.analysis import aggregate, figures, stats
-from runlab.analysis.commands.report import ReportPage, make_report, write_curves
+from runlab.analysis.commands import report as report_module
+from runlab.analysis.commands.report import ReportPage, make_report, write_curves, write_table
 from runlab.analysis.figures import Panel
 from runlab.analysis.page_server import PageServer
 from runlab.run import paths
+from runlab.run.git.snapshot import take_snapshot
 
 EVIL = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -37,8 +42,8 @@ def reported(runs_dir: Path) -> ReportPage:
 
 
 def text_of(html: str) -> str:
-    """The text that a reader sees: without styles and tags, entities resolved."""
-    html = re.sub(r"<style>.*?</style>", " ", html, flags=re.DOTALL)
+    """The text that a reader sees: without styles, scripts and tags, entities resolved."""
+    html = re.sub(r"<(style|script).*?</\1>", " ", html, flags=re.DOTALL)
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
 
 
@@ -77,12 +82,12 @@ def test_experiments_of_one_environment_are_drawn_together(tmp_path: Path) -> No
 
 
 def test_experiments_are_called_by_the_words_of_their_commands(tmp_path: Path) -> None:
-    write_run(tmp_path, 1, tag="-a", overrides=["env=Thing", "debug=fast", "trace=off"])
+    write_run(tmp_path, 1, tag="-a", overrides=["env=Thing", "experiment=fast", "trace=off"])
     for number, tag in enumerate(("-b", "-c")):  # of these two the words say the same
         config = {"algo": {"gamma": 0.9 - number / 10}, "name": "two"}
         write_run(tmp_path, 2, tag=tag, config=config)
     names = [each.by for each in reported(tmp_path).experiments]
-    assert names == ["debug=fast", "name=two", "name=two, gamma=0.8"]
+    assert names == ["experiment=fast", "name=two", "name=two, gamma=0.8"]
 
 
 def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_path: Path) -> None:
@@ -96,15 +101,35 @@ def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_
     paths.video_path(runs[1], 600).write_text("ffconcat version 1.0\nfile step_100.mp4\n")
     (tmp_path / "pages").mkdir()
     html = make_report(runs, "runs/*/*", tmp_path / "pages").html
-    (link, poster) = re.findall(r'<a href="([^"]*mp4)"><img [^>]*src="data:image/jpeg;base64,([^"]*)"', html)[
-        0
-    ]
-    assert link == "../runs/ppo-Thing/run-2/videos/step_200.mp4"
-    with Image.open(BytesIO(b64decode(poster))) as picture:
+    gallery = re.findall(r'<a href="([^"]*mp4)"><img [^>]*src="data:image/jpeg;base64,([^"]*)"', html)
+    newest = ["../runs/ppo-Thing/run-2/videos/step_200.mp4", "../runs/ppo-Thing/run-1/videos/step_300.mp4"]
+    assert [link for link, _ in gallery] == newest
+    assert '<a href="../runs/ppo-Thing/run-2/videos/step_100.mp4">100</a>' in html
+    with Image.open(BytesIO(b64decode(gallery[0][1]))) as picture:
         assert (picture.format, picture.size) == ("JPEG", (48, 32))
-    assert "after 200 steps" in text_of(html)
+    assert "seed 2, after 200 steps" in text_of(html)
     write_run(tmp_path / "bare", 1)
-    assert "Films" not in text_of(reported(tmp_path / "bare").html)
+    assert '<div class="films">' not in reported(tmp_path / "bare").html
+
+
+def test_debugging_and_trials_of_searches_are_folded_away(tmp_path: Path) -> None:
+    def write(tag: str, gamma: float, **record: Any) -> None:
+        write_run(tmp_path, 1, tag=tag, config={"algo": {"gamma": gamma}}, **record)
+
+    search = ["python", "-m", "runlab", "search", "sweep=rates"]
+    write("-trial", 0.1, command_line=search, overrides=["algo.gamma=0.1"])
+    write("-debug", 0.2, overrides=["debug=fast"])
+    report = reported(tmp_path)
+    assert {each.by for each in report.experiments} == {"gamma=0.1", "debug=fast"}
+    assert "<details open><summary>2 experiments of" in report.html
+    write("-own", 0.3, command_line=["python", "-m", "runlab", "train", "search"])
+    report = reported(tmp_path)
+    shown, _, folded = report.html.partition("<details><summary>2 experiments of")
+    assert ("run-1-own" in shown, "run-1-own" in folded) == (True, False)
+    assert all(name in folded and name not in shown for name in ("run-1-trial", "run-1-debug"))
+    assert [chart.key for chart in report.charts] == ["001-ppo-Thing", "001-ppo-Thing-metrics"]
+    write("-seed", 0.1, overrides=["algo.gamma=0.1"])  # a run of a trial's configuration, and no trial
+    assert len(reported(tmp_path).experiments) == 2
 
 
 def write_both(runs_dir: Path, returns: dict[str, list[float]], tag: str, gamma: float) -> None:
@@ -176,8 +201,14 @@ def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path)
     }
     assert importance.bars == {"algo.gamma": 0.75}
     assert "Search sweep=rates algo=ppo: 4 trials" in text_of(report.html)
-    assert b"algo.gamma" in figures.svg(report.charts[-1])
+    assert "algo.gamma" in drawn(report.charts[-1], tmp_path)
     assert any("search-b" in problem for problem in report.problems)
+
+
+def drawn(chart: figures.Chart, folder: Path) -> str:
+    """The SVG of a chart."""
+    (file,) = figures.write([chart], folder, ["svg"])
+    return file.read_text()
 
 
 def request(server: PageServer, path: str, *lines: str, method: str = "GET") -> tuple[int, bytes]:
@@ -225,14 +256,14 @@ def test_a_browser_loads_a_changed_page_by_a_script_that_the_page_allows() -> No
     with PageServer() as server:
         tags = []
         for text in ("first", "second", "second"):
-            policy = "default-src 'none'; img-src data:"
+            policy = "default-src 'none'; script-src 'sha256-a'"
             server.show(f'<meta content="{policy}"></head>{text}<script>evil()</script>')
             with urllib.request.urlopen(server.url) as answer:
                 page, tag = answer.read().decode(), answer.headers["ETag"]
             ours, _ = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
             assert tag in ours
             digest = b64encode(sha256(ours.encode()).digest()).decode()
-            allowed = f"default-src 'none'; script-src 'sha256-{digest}'; connect-src 'self'; img-src data:"
+            allowed = f"default-src 'none'; connect-src 'self'; script-src 'sha256-{digest}' 'sha256-a'"
             assert f'content="{allowed}"' in page
             with urllib.request.urlopen(urllib.request.Request(server.url, method="HEAD")) as answer:
                 assert answer.headers["ETag"] == tag
@@ -274,7 +305,7 @@ def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
     assert "Across environments" not in report.html
     (curve,) = panels(report, "001-ppo-CartPole")["eval/return"].lines
     assert (len(curve.points), curve.points[-1]) == (251, (100_000, 400.0))  # thinned, with its end
-    assert b"published, PPO" in figures.svg(report.charts[0])
+    assert "published, PPO" in drawn(report.charts[0], tmp_path)
 
 
 def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> None:
@@ -288,7 +319,8 @@ def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> 
         write_curves(report.experiments, folder / "curves.csv")
     files = sorted(path.name for path in folders[0].iterdir())
     name = "001--x-Thing"
-    assert {f"{name}.png", f"{name}.svg", f"{name}-metrics.svg", "curves.csv"} <= set(files)
+    assert {f"{name}.{kind}" for kind in ("png", "svg", "pdf")} | {f"{name}-metrics.svg"} <= set(files)
+    assert (folders[0] / f"{name}.pdf").read_bytes().startswith(b"%PDF-")
     assert all((folders[0] / file).read_bytes() == (folders[1] / file).read_bytes() for file in files)
     with (folders[0] / "curves.csv").open(newline="") as file:
         points = [(row["seed"], row["env_steps"], row["return"]) for row in csv.DictReader(file)]
@@ -304,27 +336,115 @@ def test_the_command_puts_the_page_beside_the_runs(
     assert main(["report", "figures=papers"]) == 0
     output = capsys.readouterr()
     assert output.out.startswith("written: runs/report.html (")
-    assert "figures as PNG and SVG, and curves.csv, in papers" in output.out
+    assert "2 figures as PNG, SVG and PDF, table.tex and curves.csv, in papers" in output.out
     assert "run-3" in output.err
     assert Path("runs/report.html").read_text().startswith("<!doctype html>")
 
 
+def test_a_table_for_latex_has_the_results(tmp_path: Path) -> None:
+    for seed in range(5):
+        write_run(tmp_path / "runs", seed, [0.0, -1500.0])
+    by = "50%_of $x^2 \\\\#1 {~&}"
+    write_run(tmp_path / "runs", 1, [2.0], tag="-b", config={"name": by})
+    write_run(tmp_path / "runs", 1, tag="-c", status="failed", config={"algo": {"gamma": 0.5}})
+    file = write_table(reported(tmp_path / "runs").experiments, tmp_path / "table.tex")
+    rows = [line for line in file.read_text().splitlines() if line.startswith("Thing")]
+    escaped = (
+        r"name=50\%\_of \$x\textasciicircum{}2 \textbackslash{}\textbackslash{}\#1 \{\textasciitilde{}\&\}"
+    )
+    assert rows == [
+        r"Thing & ppo & default & 5 & 200 & $-$1,500 ($-$1,500 to $-$1,500) \\",
+        rf"Thing & ppo & {escaped} & 1 & 100 & 2 \\",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex")
+def test_latex_sets_the_table(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", 1, config={"name": "".join(map(chr, range(33, 127)))})
+    write_table(reported(tmp_path / "runs").experiments, tmp_path / "table.tex")
+    page = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{table}\end{document}"
+    (tmp_path / "page.tex").write_text(page)
+    command = ["pdflatex", "-halt-on-error", "page.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "page.pdf").exists()
+
+
+def test_what_a_report_writes_is_no_change_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is committed and written again. A file that somebody has edited since is a change."""
+    repo = tmp_path / "project"
+    for seed in (1, 2):
+        write_run(repo / "runs", seed)
+    (repo / ".gitignore").write_text("/runs/\n")
+    git(repo, "init", "-q")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "first")
+    monkeypatch.chdir(repo)
+    monkeypatch.setattr(paths, "PROJECT", repo)
+
+    def write() -> None:
+        assert main(["report", "out=page.html", "figures=papers/figures"]) == 0
+
+    def snapshot() -> tuple[bool | None, bool]:
+        taken = take_snapshot(repo)
+        return taken.dirty, taken.tree == git(repo, "rev-parse", "HEAD^{tree}").strip()
+
+    write()
+    assert len(git(repo, "status", "--porcelain", "-uall").splitlines()) == 1 + 2 * 3 + 2
+    assert snapshot() == (False, True)
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "figures")
+    (repo / "page.html").write_text("of an earlier version")
+    assert snapshot() == (True, False)
+    with (repo / "runs" / "ppo-Thing" / "run-1" / paths.METRICS).open("a") as file:
+        file.write('{"env_steps": 300, "eval/return": 9.0}\n')
+    write()
+    assert " M papers/figures/curves.csv" in git(repo, "status", "--porcelain")
+    assert snapshot() == (False, True)
+    (repo / "papers" / "figures" / "table.tex").write_text("my own")
+    (repo / "papers" / "figures" / "plot.py").write_text("print()")
+    assert snapshot() == (True, False)
+
+
 def test_text_of_run_folders_is_text_and_the_page_asks_no_server(tmp_path: Path) -> None:
-    write_run(tmp_path, 1, status=EVIL, error=EVIL, config={"note": EVIL, "algo": {"name": EVIL}})
+    run = write_run(tmp_path, 1, status=EVIL, error=EVIL, config={"note": EVIL, "algo": {"name": EVIL}})
+    row = {"env_steps": 1, "eval/return": 1.0, f"</script><!--{EVIL}": 2.0}
+    (run / paths.METRICS).write_text(f"{json.dumps(row)}\n")
     write_run(tmp_path, 2, error="\ud800 \x00 \u202e")
-    report = reported(tmp_path)
-    html = report.html
+    html = reported(tmp_path).html
     assert html.encode("utf-8")
     assert "owned" in html
-    assert not re.search(r"<script|<img (?!loading)|https?:", html)
-    assert "default-src 'none'" in html
-    drawn = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
-    assert len(drawn) == len(report.charts) > 2
-    assert all(b"<script" not in b64decode(each) for each in drawn)
+    *data, script = re.findall(r"<script[^>]*>(.*?)</script>", html, flags=re.DOTALL)
+    assert html.count("<script") == len(data) + 1 == html.count('<script type="application/json">') + 1
+    panels = [panel for each in data for panel in json.loads(each)["panels"]]
+    assert len(panels) > 2
+    assert f"</script><!--{EVIL}" in {panel["title"] for panel in panels}
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:" in html
+    )
+    assert not re.search(r"<img (?!loading)|https?:", html.replace(script, ""))
+    assert set(re.findall(r"https?://[^ )]+", script)) == {"https://github.com/leeoniya/uPlot"}
 
 
-def test_a_wide_interval_of_few_seeds_does_not_hide_the_curves() -> None:
+def test_the_library_in_the_page_has_its_version_and_licence(tmp_path: Path) -> None:
+    """The file is that of the package uplot of npm, byte for byte."""
+    folder = Path(report_module.__file__).parents[1] / "uplot"
+    library = (folder / "uPlot.iife.min.js").read_text()
+    assert (
+        sha256(library.encode()).hexdigest()
+        == "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
+    )
+    write_run(tmp_path, 1)
+    html = reported(tmp_path).html
+    for text in ("(v1.6.32)", "The MIT License (MIT)", "Copyright (c) 2022 Leon Sorokin", library):
+        assert text in html
+
+
+def test_a_wide_interval_of_few_seeds_does_not_hide_the_curves(tmp_path: Path) -> None:
     curve = figures.Line("PPO", [(0, 1.0), (5, 9.0), (10, math.nan)], "#000000", [(-900.0, 900.0)] * 3)
-    drawn = figures.svg(figures.Chart("key", "caption", [figures.Panel("Ant", [curve])]))
-    ticks = [float(tick) for tick in re.findall(rb"<!-- ([\d.]+) -->", drawn)]
+    svg = drawn(figures.Chart("key", "caption", [figures.Panel("Ant", [curve])]), tmp_path)
+    ticks = [float(tick) for tick in re.findall(r"<!-- ([\d.]+) -->", svg)]
     assert 9 < max(ticks) < 20

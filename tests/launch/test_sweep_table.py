@@ -51,32 +51,65 @@ def begin(folder: Path, number: int, status: str = "running") -> None:
     SweepJob(job=number, overrides=overrides, status=status, run_dir=f"ppo-Thing/run-{number}").write(folder)
 
 
+def screen_of(text: str, columns: int, lines: int, screen: pyte.Screen | None = None) -> pyte.Screen:
+    """A terminal of this size that was given a text."""
+    screen = screen or pyte.Screen(columns, lines)
+    screen.set_mode(pyte.modes.LNM)
+    pyte.Stream(screen).feed(text)
+    return screen
+
+
+def rows_of(screen: pyte.Screen) -> list[str]:
+    return [row.rstrip() for row in screen.display if row.strip()]
+
+
 @pytest.mark.parametrize("table", [True], indirect=True)
 def test_a_terminal_has_a_table_that_is_redrawn_in_place(
     table: SweepTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(tmp_path, 2)
     begin(tmp_path, 3)
-    shown = ["#0 seed=0  finished  100%  return        0"]
-    shown += [
-        f"#{n} seed={n}  running    50%  return       10    1,000 steps/s  left 0:00:00" for n in (2, 3)
-    ]
-    head = "4 jobs: 1 finished, 2 running, left 0:00:00"
-    for size, before, lines in (
-        ((100, 24), "", [head, *shown]),
-        ((40, 24), "\x1b[8F\x1b[J", [line[:39] for line in (head, *shown)]),  # each took two rows of it
-        ((100, 4), "\x1b[4F\x1b[J", [head, *shown[1:]]),
-    ):
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda size=size: os.terminal_size(size))
-        capsys.readouterr()
+    capsys.readouterr()
+    shown = [f"#{n} seed={n}  running    50%  return 10  1,000 steps/s  left 0:00:00" for n in (2, 3)]
+    shown += ["#0 seed=0  finished  100%   return 0", "#1         waiting"]
+    head = "4 jobs: 1 finished, 2 running, 1 waiting, left 0:00:00"
+
+    def draw(columns: int, lines: int) -> str:
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines)))
         table.update()
-        assert capsys.readouterr().out == before + "".join(f"{line}\n" for line in lines)
+        return capsys.readouterr().out
+
+    text = draw(100, 24)
+    screen = screen_of(text, 100, 24)
+    assert rows_of(screen) == [head, *shown]
+    colors = {row.split()[1]: screen.buffer[number][11].fg for number, row in enumerate(shown[1:3], start=2)}
+    assert colors == {"seed=3": "cyan", "seed=0": "green"}
+    text = draw(40, 24)  # the three longest lines now take two rows each
+    assert text.startswith(f"\x1b[{3 * 2 + 2}F\x1b[J")
+    narrow = rows_of(screen_of(text, 40, 24))
+    assert [row[:4].strip() for row in narrow] == ["4 jo", "#2 s", "#3 s", "#0 s", "#1"]
+    text = draw(100, 4)
+    assert text.startswith("\x1b[5F\x1b[J")
+    assert rows_of(screen_of(text, 100, 4)) == [head, *shown[:2]]
+    begin(tmp_path, 2, "interrupted")
+    assert "interrupted   50%" in screen_of(draw(100, 24), 100, 24).display[3]
+    begin(tmp_path, 2)
     for number in (2, 3):  # the first steps may have waited for a compiler
         (tmp_path / "ppo-Thing" / f"run-{number}" / paths.METRICS).write_text('{"env_steps": 9}\n')
-    table.update()
-    assert "4 jobs: 1 finished, 2 running, left -:--:--\n" in capsys.readouterr().out
+    assert "1 waiting, left -:--:--\n" in draw(100, 24)
     table.close()
-    assert capsys.readouterr().out == "\x1b[3F\x1b[J"
+    assert capsys.readouterr().out == "\x1b[5F\x1b[J"
+
+
+@pytest.mark.parametrize("table", [True], indirect=True)
+def test_colours_are_left_out_where_nobody_wants_them(
+    table: SweepTable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    for value, coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", value)
+        table.update()
+        assert ("\x1b[32m" in capsys.readouterr().out) == coloured
 
 
 @pytest.mark.parametrize("table", [True], indirect=True)
@@ -86,13 +119,22 @@ def test_wide_characters_leave_the_table_in_place(
     SweepJob(job=2, overrides=[f"env.id={'世' * 30}"], status="running").write(tmp_path)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((40, 10)))
     screen = pyte.Screen(40, 10)
-    screen.set_mode(pyte.modes.LNM)
     capsys.readouterr()
     for _ in range(2):
         table.update()
-        pyte.Stream(screen).feed(capsys.readouterr().out)
-    rows = [row.rstrip() for row in screen.display if row.strip()]
-    assert [row[:4] for row in rows] == ["4 jo", "#0 s", "#2 e"]
+        screen_of(capsys.readouterr().out, 40, 10, screen)
+    assert [row[:4].strip() for row in rows_of(screen)] == ["4 jo", "#2 e", "#0 s", "#1,"]
+
+
+@pytest.mark.parametrize("table", [True], indirect=True)
+def test_a_table_obeys_no_text(table: SweepTable, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the terminal's codes nor rich's markup."""
+    SweepJob(job=2, overrides=["env.id=\x1b[2J[red]a[/]"], status="running").write(tmp_path)
+    capsys.readouterr()
+    table.update()
+    out = capsys.readouterr().out
+    assert "\\x1b[2J[red]a[/]" in out
+    assert "\x1b[2J" not in out
 
 
 def test_the_time_left_of_a_resumed_sweep_counts_the_steps_made_since(
@@ -109,7 +151,7 @@ def test_the_time_left_of_a_resumed_sweep_counts_the_steps_made_since(
     begin(tmp_path, 1)
     (tmp_path / "ppo-Thing" / "run-1" / paths.METRICS).write_text('{"env_steps": 150}\n')
     table.update()  # a quarter of a job in a minute, and three quarters are left
-    assert "3 jobs: 1 finished, 1 running, left 0:03:00\n" in capsys.readouterr().out
+    assert "3 jobs: 1 finished, 1 running, 1 waiting, left 0:03:00\n" in capsys.readouterr().out
     # A run that was started anew, and is to make other steps, is at its beginning.
     write_run(tmp_path, 3, [10.0] * 10)
     overrides = ["algo=ppo", "seed=2", f"runs_dir={tmp_path}"]
@@ -190,19 +232,49 @@ def test_jobs_that_wait_in_the_queue_of_slurm_are_shown(
 @pytest.mark.parametrize(
     ("statuses", "begins"),
     [
-        (["finished", "refused"], "next, once that is mended: the same command with sweep=resume"),
-        (["finished", "interrupted"], "next: the same command with sweep=resume"),
-        (["refused"], "next: the same command with sweep=resume"),  # one was not started
+        (["finished", "refused"], "next, once that is mended: "),
+        (["finished", "interrupted"], "next: "),
+        (["refused"], "next: "),  # one was not started
     ],
 )
 def test_the_end_of_a_sweep_recommends_what_works(
     statuses: list[str], begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = [SweepJob(job=number, overrides=[], status=status) for number, status in enumerate(statuses)]
-    sweep_table.show_end(
-        SweepRecord(id="s", words=[], num_jobs=2, status="failed", jobs=jobs, **FACTS), tmp_path
-    )
-    assert capsys.readouterr().out.splitlines()[-1] == begins
+    record = SweepRecord(id="s", words=[], num_jobs=2, status="failed", jobs=jobs, **FACTS)
+    for words, command in (
+        (["env=Hopper", "seed=1,2"], "make train env=Hopper seed=1,2 sweep=resume"),
+        (["sweep=five-seeds", "seed=range(1,3)"], "make train 'seed=range(1,3)' sweep=five-seeds,resume"),
+        (
+            ["--config-dir=a b", "seed=1,2"],
+            "make train seed=1,2 sweep=resume 'ARGS='\"'\"'--config-dir=a b'\"'\"''",
+        ),
+    ):
+        record.commands = [["python", "-m", "runlab", "train", *words], ["another"]]
+        sweep_table.show_end(record, tmp_path)
+        assert capsys.readouterr().out.splitlines()[-1] == begins + command
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_end_of_a_sweep_has_the_best_job_first(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    for number, value in enumerate((3.0, 9.0, None, -1.0)):
+        begin(tmp_path, number, "failed" if value is None else "finished")
+        job = SweepJob.read(tmp_path / f"job_{number}.json")
+        job.final_return, job.run_id = value, f"run-{number}"
+        job.write(tmp_path)
+    SweepRecord(id="s", words=["seed=0,1"], num_jobs=4, status="finished", **FACTS).write(tmp_path)
+    show_end(SweepRecord.read(tmp_path), tmp_path)
+    out = capsys.readouterr().out
+    assert ("\x1b[32m" in out) == terminal
+    table = rows_of(screen_of(out, 120, 24))[1:6]
+    assert [row[:2] for row in table] == ["#1", "#0", "#3", "#2", "#2"]
+    assert all("1,000 steps/s" in row for row in table[:4])
+    assert "return 9.00" in table[0]
+    assert "exit status" in table[4]
 
 
 def test_a_job_is_named_as_its_arguments_were_typed(

@@ -1,19 +1,22 @@
 """`make report`: one page of HTML about many runs, its figures as files, and its curves as a table.
 
-The page loads nothing from a network, and text from run folders is escaped.
+The page loads nothing from a network, and text from run folders is escaped. Its curves are drawn by uPlot
+(MIT licence), which lies in the folder uplot/ as it was published.
 """
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,19 +25,25 @@ from urllib.parse import quote
 from runlab.analysis import aggregate, figures
 from runlab.analysis.experiments import Experiment, find_experiments, points
 from runlab.analysis.page_server import PageServer
-from runlab.analysis.runs import SHOWN, cell, load_runs, single_line
-from runlab.config.command_args import argument, file, folder, make_folder, switch
+from runlab.analysis.runs import SHOWN, Run, cell, load_runs, single_line
+from runlab.config.command_args import argument, file, folder, make_folder, program, switch
 from runlab.config.terminal import escaped
 from runlab.config.texts import readable
 from runlab.errors import ConfigError, in_a_line
 from runlab.run import paths
 from runlab.run.files import replace_text, say
+from runlab.run.git.selection import note_written
 from runlab.run.read import find_run_dirs
 
-TEMPLATE = Path(__file__).parents[1] / "report.html"
+_PARTS = Path(__file__).parents[1]  # of the page
 _WATCH_EVERY_S = 2.0
 _POSTER_PIXELS = 240
-_COLUMNS = [name for name in SHOWN if name not in ("algo", "env")]
+_MOST_FILMS = 8  # of an experiment
+_FIRST = ("seed", "return", "steps", "status")  # columns that a narrow window shows
+# Characters that LaTeX would obey.
+_TEX = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"})
+_TEX |= str.maketrans({"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
+_COLUMNS = [*_FIRST, *(name for name in SHOWN if name not in ("algo", "env", *_FIRST))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +51,10 @@ class Args:
     """One page of HTML about all runs: [runs='runs/*/*'] [out=FILE] [figures=FOLDER] [watch=true].
 
     The page holds all that it shows, so that it can be read without a network. Without `out=` it is
-    `report.html` two folders above the runs. `figures=FOLDER` also writes each figure as PNG and SVG, and
-    the curves as CSV. `watch=true` serves the page on this machine until Ctrl-C, at an address that only you
-    know, and writes it again when runs have changed; a browser that shows it follows.
+    `report.html` two folders above the runs. `figures=FOLDER` also writes each figure as PNG, SVG and PDF,
+    the results as a table for LaTeX, and the curves as CSV. `watch=true` serves the page on this machine
+    until Ctrl-C, at an address that only you know, and writes it again when runs have changed; a browser
+    that shows it follows.
     """
 
     runs: str = argument(default="runs/*/*")
@@ -62,7 +72,7 @@ def main(args: Args) -> int:
     with PageServer() as server, suppress(KeyboardInterrupt):
         seen = _state(args)
         server.show(_write(args, out))
-        say(f"{server.url} until Ctrl-C")
+        say(f"open {server.url} and see it change, until Ctrl-C")
         while True:
             time.sleep(_WATCH_EVERY_S)
             if (now := _state(args)) == seen:
@@ -104,24 +114,33 @@ def _write(args: Args, out: Path) -> str:
     for problem in report.problems:
         print(f"note: {single_line(problem)}", file=sys.stderr)
     say(f"written: {out} ({len(report.html.encode()) / 1e6:.1f} MB)")
+    written = [out]
     if args.figures is not None:
         make_folder("figures", args.figures)
-        figures.write(report.charts, args.figures)
-        write_curves(report.experiments, args.figures / "curves.csv")
-        say(f"written: {len(report.charts)} figures as PNG and SVG, and curves.csv, in {args.figures}")
+        with in_a_line(f"figures={args.figures} cannot be written"):
+            written += figures.write(report.charts, args.figures)
+            written += [write_curves(report.experiments, args.figures / "curves.csv")]
+            written += [write_table(report.experiments, args.figures / "table.tex")]
+        count = len(report.charts)
+        say(f"written: {count} figures as PNG, SVG and PDF, table.tex and curves.csv, in {args.figures}")
+    note_written(paths.PROJECT, written)
     return report.html
 
 
 class Film(NamedTuple):
-    """The newest video of an experiment: caption, link, and a picture as base64."""
+    """The newest video of a run: caption, link, a picture as base64, and links to earlier ones by steps."""
 
     caption: str
     link: str
     poster: str
+    earlier: list[tuple[str, str]]
 
 
 class ReportPage(NamedTuple):
-    """A page as HTML, its charts and experiments, and a line about each unreadable run or search."""
+    """A page as HTML, its charts and experiments, and a line about each unreadable run or search.
+
+    Charts and experiments are those that are not folded away, or all if none is left.
+    """
 
     html: str
     charts: list[figures.Chart]
@@ -135,60 +154,84 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
     Raises ConfigError if no run can be read.
     """
     import jinja2
+    from markupsafe import Markup
 
     runs, problems = load_runs(run_dirs, with_rows=True)
     if not runs:
         raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
-    experiments = find_experiments(runs)
-    charts = figures.charts_of(experiments)
+    found = find_experiments(runs)
+    aside = [each for each in found if all(map(_is_aside, each.runs))]
+    experiments = [each for each in found if each not in aside]
+    for number, each in enumerate([*experiments, *aside], start=1):
+        each.number = number
+    charts = figures.charts_of(experiments, aside)
     searches = []
-    for each in _searches(run_dirs):
+    for folder_of_search in _searches(run_dirs):
         try:
-            searches.append(figures.search_chart(each))
+            searches.append(figures.search_chart(folder_of_search))
         except ConfigError as error:
             problems.append(str(error))
     more = [name for name in ("note", "error") if any(run.value(name) is not None for run in runs)]
+    library, license, script, style = (
+        (_PARTS / name).read_text(encoding="utf-8")
+        for name in ("uplot/uPlot.iife.min.js", "uplot/LICENSE", "report.js", "uplot/uPlot.min.css")
+    )
+    script = f"/* uPlot\n\n{license}*/\n{library}\n{script}"
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
-    html = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    html = environment.from_string((_PARTS / "report.html").read_text(encoding="utf-8")).render(
         cell=cell,
-        svg=lambda chart: b64encode(figures.svg(chart)).decode(),
+        data=lambda chart: Markup(figures.page_data(chart)),
+        digest=b64encode(sha256(script.encode()).digest()).decode(),
+        script=Markup(script),
+        library_style=Markup(style),
         pattern=pattern,
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         problems=problems,
         runs=runs,
         experiments=experiments,
+        aside=aside,
         charts=charts,
         searches=searches,
-        films=[film for each in experiments if (film := _newest_film(each, folder)) is not None],
+        films={each.number: films for each in found if (films := [*_films(each, folder)])},
         scores=aggregate.scores(experiments),
         improvements=[*aggregate.improvements(experiments)],
         columns=[*_COLUMNS, *more],
     )
-    drawn = [chart for each in charts.values() for chart in each]
-    return ReportPage(html, drawn + searches, experiments, problems)
+    shown = experiments or aside
+    drawn = [chart for number in (0, *(each.number for each in shown)) for chart in charts[number]]
+    return ReportPage(html, drawn + searches, shown, problems)
 
 
-def _newest_film(experiment: Experiment, folder: Path) -> Film | None:
+def _is_aside(run: Run) -> bool:
+    """True for a run with `debug=`, and for a trial of a search."""
+    debug = any(word.startswith("debug=") for word in run.record.overrides)
+    return debug or run.record.command_line[:4] == program("search")
+
+
+def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
+    """The newest video of each run of an experiment, the newest runs first."""
     import av
 
-    videos = [
-        (run.record.started_at or "", steps, path)
-        for run in experiment.runs
-        for steps, path in paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()
-    ]
-    for _, steps, path in sorted(videos, reverse=True):
-        with suppress(OSError, StopIteration, av.FFmpegError):  # the video is cut or damaged
-            # Without a format, a list of file names would be taken for a video, and the files opened.
-            with av.open(str(path), format="mp4") as container:
-                container.seek((container.duration or 0) // 2)
-                frame: Any = next(container.decode(video=0))
-            picture = frame.to_image()
-            picture.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
-            picture.save(file := BytesIO(), "jpeg", quality=70)
-            link = quote(Path(os.path.relpath(path, folder)).as_posix())
-            caption = f"{experiment.title}, after {steps:,} steps"
-            return Film(caption, link, b64encode(file.getvalue()).decode())
-    return None
+    runs = sorted(experiment.runs, key=lambda run: run.record.started_at or "", reverse=True)
+    videos = [(run, [*paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()]) for run in runs]
+    for run, by_steps in [each for each in videos if each[1]][:_MOST_FILMS]:
+        for number, (steps, path) in reversed([*enumerate(by_steps)]):
+            with suppress(OSError, StopIteration, av.FFmpegError):  # the video is cut or damaged
+                # Without a format, a list of file names would be taken for a video, and the files opened.
+                with av.open(str(path), format="mp4") as container:
+                    container.seek((container.duration or 0) // 2)
+                    frame: Any = next(container.decode(video=0))
+                picture = frame.to_image()
+                picture.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
+                picture.save(file := BytesIO(), "jpeg", quality=70)
+                links = [(f"{each:,}", _link(video, folder)) for each, video in by_steps[: number + 1]]
+                caption = f"seed {run.config['seed']}, after {steps:,} steps"
+                yield Film(caption, links[-1][1], b64encode(file.getvalue()).decode(), links[:-1])
+                break
+
+
+def _link(path: Path, folder: Path) -> str:
+    return quote(Path(os.path.relpath(path, folder)).as_posix())
 
 
 def _shown(value: Any) -> Any:
@@ -196,8 +239,8 @@ def _shown(value: Any) -> Any:
     return escaped(value) if type(value) is str else value
 
 
-def write_curves(experiments: Sequence[Experiment], path: Path) -> None:
-    """Write the returns of all runs that count as CSV."""
+def write_curves(experiments: Sequence[Experiment], path: Path) -> Path:
+    """Write the returns of all runs that count as CSV; `path`."""
     with path.open("w", newline="", encoding="utf-8") as table:
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(("experiment", "algo", "env", "by", "seed", "run", "commit", "env_steps", "return"))
@@ -206,3 +249,21 @@ def write_curves(experiments: Sequence[Experiment], path: Path) -> None:
                 names = (each.number, each.algo, each.env, each.by, run.config["seed"], run.id)
                 code = cell(run, "commit")
                 writer.writerows((*names, code, *point) for point in points(run, each.score))
+    return path
+
+
+def write_table(experiments: Sequence[Experiment], path: Path) -> Path:
+    """Write the results as a table for LaTeX; `path`."""
+    lines = [
+        r"% Needs \usepackage{booktabs}. From 5 seeds on, a return is the IQM with its 95 % interval.",
+        r"\begin{tabular}{lllrrl}",
+        r"\toprule",
+        r"Environment & Algorithm & Experiment & Seeds & Steps & Return \\",
+        r"\midrule",
+    ]
+    for each in (each for each in experiments if each.counted):
+        numbers = f"{len(each.counted)} & {each.steps:,} & {re.sub(r'-(?=[0-9])', '$-$', each.summary)}"
+        names = (escaped(name).translate(_TEX) for name in (each.env, each.algo, each.by or "default"))
+        lines.append(rf"{' & '.join(names)} & {numbers} \\")
+    path.write_text("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]), encoding="utf-8")
+    return path

@@ -7,10 +7,14 @@ that git cannot take in, such as one of git-lfs where that is not installed. Of 
 the base commit is kept, as of a submodule. The record has sizes and digests of these, so that other content
 is other code: of a file over `MAX_FILE_BYTES` a digest of three parts, of a file with a secret one of its
 lines without secrets, and none of a file named like a secret.
+
+A file that `make report` has written here, and that nobody has changed since, counts as neither new nor
+changed. The folder of git has the list of these files with their digests.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -21,12 +25,15 @@ import xxhash
 from msgspec import Meta
 
 from runlab.config.secrets import LIKELY, masked, secret_content, secret_in_name, secret_name
-from runlab.run.git.command import Git, GitError, as_text
+from runlab.run.files import replace_text
+from runlab.run.git.command import Git, GitError, as_text, repository
 from runlab.run.paths import LOCK
 
 MAX_FILE_BYTES = 10_000_000
 MAX_NEW_BYTES = 100_000_000
 _PART_BYTES = 1_000_000
+_WRITTEN = "written-by-runlab.json"
+_WRITTEN = "written-by-runlab"  # in git's folder: a digest and a path on each line
 
 
 class SkippedFile(TypedDict):
@@ -46,6 +53,29 @@ def add_files(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile], new:
     _put(git, _select(git, paths, skipped, new), skipped, new)
     if new and paths:
         _name_ignored(git, paths, skipped)
+
+
+def note_written(project: Path, files: Iterable[Path]) -> None:
+    """Remember that these files in the repository around `project` are results, and no code."""
+    with suppress(GitError, OSError), repository(project) as git:
+        top, noted = git.top.resolve(), _noted(git)
+        inside = [file for each in files if (file := each.resolve()).is_relative_to(top)]
+        new = noted | {str(file.relative_to(top)): _digest(file, "", "") for file in inside}
+        if new != noted:
+            replace_text(git.common / _WRITTEN, [json.dumps(new)])
+
+
+def written_here(git: Git, paths: Iterable[bytes]) -> set[bytes]:
+    """The files among `paths` that are as `note_written` has seen them."""
+    noted = _noted(git)
+    named = [path for path in paths if noted.get(os.fsdecode(path))]
+    return {path for path in named if _digest(git.file(path), "", "") == noted[os.fsdecode(path)]}
+
+
+def _noted(git: Git) -> dict[str, str | None]:
+    with suppress(OSError, ValueError):
+        return dict(json.loads((git.common / _WRITTEN).read_text()))
+    return {}
 
 
 def _put(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile], new: bool) -> None:

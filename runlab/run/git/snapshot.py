@@ -28,7 +28,7 @@ import xxhash
 from runlab.config.secrets import masked
 from runlab.run.git.command import Git, GitError, as_text, repository
 from runlab.run.git.origin import mark_made_here
-from runlab.run.git.selection import SkippedFile, add_files
+from runlab.run.git.selection import SkippedFile, add_files, written_here
 from runlab.run.paths import CONFIG, METRICS, REF_PREFIX, TRACE
 
 # The folder in a run's commit that is not code. It was named after the package before, which a fork renames.
@@ -45,7 +45,8 @@ class GitRecord:
     """The part of `record.json` about a run's code. `ref` and `commit` are None where `problem` says why.
 
     `tree` is the work tree alone, without the configuration that `commit` adds: equal code, equal tree.
-    `dirty` says whether it differs from `base_commit` in anything that git does not ignore (None: unknown).
+    `dirty` says whether it differs from `base_commit` in anything that git does not ignore and that is no
+    page or figure of `make report` (None: unknown).
     `problem` is one line with a cure.
     """
 
@@ -249,6 +250,8 @@ def _read_work_tree(git: Git, snapshot: GitRecord) -> None:
             old.append(path + b"/")
         elif mode != b"160000" or submodule[1:2] == b"C":
             old.append(path)
+    results = written_here(git, [*old, *new])
+    old, new = ([path for path in paths if path not in results] for paths in (old, new))
     # Before others are added: a folder may have become a link.
     git("update-index", "--force-remove", "-z", "--stdin", stdin=b"\0".join(gone))
     add_files(git, old, snapshot.skipped, new=False)
