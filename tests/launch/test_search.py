@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,8 @@ from runlab.config.command_args import parse
 from runlab.config.loading import to_yaml
 from runlab.errors import ConfigError, RunError
 from runlab.launch import search
-from runlab.launch.search import Args, _storage, main
+from runlab.launch.search import Args, main
+from runlab.launch.study import open_journal
 from runlab.launch.subprocesses import Children
 from runlab.run import paths
 from runlab.run.job import JOB_VARIABLE
@@ -53,7 +53,7 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     (folder,) = tmp_path.glob("runs/sweeps/search-ppo-rates-*")
     (cut,) = tmp_path.glob("runs/ppo-CartPole/*")
     rows = (cut / paths.METRICS).read_text().splitlines()
-    study = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}")
+    study = optuna.load_study(study_name=folder.name, storage=open_journal(folder / "study.journal"))
     space: dict[str, optuna.distributions.BaseDistribution] = {
         "algo.learning_rate": optuna.distributions.FloatDistribution(3e-5, 3e-3, log=True)
     }
@@ -168,32 +168,20 @@ def test_drawn_numbers_have_the_digits_that_matter(
     assert search._rounded(value, rule) == rounded
 
 
-def test_two_workers_never_take_the_same_waiting_trial(tmp_path: Path) -> None:
-    study = optuna.create_study(storage=_storage(f"sqlite:///{tmp_path}/study.db"))
-    for number in range(8):
-        study.enqueue_trial({"x": number})
-
-    def busy(trial: optuna.trial.Trial) -> float:
-        time.sleep(0.01)
-        return trial.suggest_int("x", 0, 9)
-
-    study.optimize(busy, n_trials=8, n_jobs=4)
-    assert sorted(trial.params["x"] for trial in study.trials) == [*range(8)]
-
-
 def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
     """In another folder: its run cannot be resumed, and shows what it did."""
     for every in (0, 100):
         config = {"checkpoint_every": every}
-        run_dir = write_run(tmp_path / "runs", seed=every, config=config, status="interrupted")
+        run_dir = write_run(tmp_path, seed=every, config=config, status="interrupted", env="CartPole")
         (run_dir / paths.CONFIG).write_text(
             to_yaml(preflight(["env=CartPole"]).configs[0]).replace(
                 "checkpoint_every: ", f"checkpoint_every: {every} #"
             )
         )
         one = object.__new__(search._Search)
-        one._args, one._workers = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args), 1
-        folder, job = one._find_run(Mock(user_attrs={"run_dir": str(run_dir)}), [])
+        one._args = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args)
+        one._beside = one._at_once = 1
+        folder, job = one._find_run(Mock(user_attrs={"run-seed1": run_dir.name}), [], 1)
         assert job is not None
         assert (job.resume, folder == run_dir) == (every > 0, every > 0)
 
@@ -210,7 +198,8 @@ def test_a_received_search_writes_through_no_link(quick: Trials, tmp_path: Path)
     assert search_in(tmp_path, "trials=1") == 0
     (folder,) = tmp_path.glob("sweeps/*")
     outside = tmp_path / "outside"
-    for name in ("study.db-journal", "trial_1.log"):
+    for name in ("study.journal.lock", "trial_1-seed1.log"):
+        (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(outside)
         with pytest.raises(ConfigError, match=f"{name} is a link to {outside}"):
             search_in(tmp_path, "trials=1")
@@ -220,9 +209,9 @@ def test_a_received_search_writes_through_no_link(quick: Trials, tmp_path: Path)
 def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: Trials, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for trials in (1, 3):  # without a study, and with one
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))  # the kernel refuses the rest of a file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))  # the kernel refuses the rest of a file
         try:
-            with pytest.raises(RunError, match=r"has stopped: .*disk.*; the same command goes on"):
+            with pytest.raises(RunError, match=r"has stopped: .*too large; the same command goes on"):
                 search_in(tmp_path, f"trials={trials}")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
