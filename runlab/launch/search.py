@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -34,7 +35,7 @@ from runlab.config.texts import choose, few, first_line
 from runlab.errors import ConfigError, RunError, in_a_line
 from runlab.launch.checks import HERE, check_plan
 from runlab.launch.process import worker_command, worker_environment
-from runlab.launch.study import BEAT_EVERY_S, make, open_database, open_journal
+from runlab.launch.study import BEAT_EVERY_S, SILENT_S, make, open_database, open_journal
 from runlab.launch.subprocesses import Children, Interrupted, last_words
 from runlab.launch.sweep_job import digest
 from runlab.machine import usable_cores
@@ -177,16 +178,15 @@ class _Search:
             make_durable_folder(folder)
         self._id = secrets.token_hex(6)  # of this command, which holds a lock with that name
         lock(folder, _lock_file(self._id))
-        self._database, self._study = (
-            database,
-            optuna.create_study(
-                storage=database or open_journal(folder / "study.journal"),
-                study_name=folder.name,
-                direction="minimize" if self._lowest else "maximize",
-                sampler=sampler,
-                pruner=pruner,
-                load_if_exists=True,
-            ),
+        self._in_folder = database is None
+        self._beat = (lambda _: None) if database is None else database.record_heartbeat
+        self._study = optuna.create_study(
+            storage=database or open_journal(folder / "study.journal"),
+            study_name=folder.name,
+            direction="minimize" if self._lowest else "maximize",
+            sampler=sampler,
+            pruner=pruner,
+            load_if_exists=True,
         )
         self._one_at_a_time, self._seeded, self._waits = threading.Lock(), False, False
         self._children = Children()
@@ -246,7 +246,7 @@ class _Search:
         """A trial for this command; None if other commands began the last ones at the same moment."""
         trial = self._study.ask()
         trial.set_user_attr("command", self._id)
-        self._beat(trial)
+        self._beat(trial._trial_id)
         if not self._seeded:  # by a number that no other command has, so that it draws other values
             self._seeded, self._study.sampler = True, self._sampler(seed=trial.number)
         kept = self._trials("RUNNING", "COMPLETE", "PRUNED", "WAITING")
@@ -257,11 +257,6 @@ class _Search:
         self._study.tell(trial, state=self._states.FAIL)
         return None
 
-    def _beat(self, trial: Trial) -> None:
-        """Show other machines that a trial is alive. In one folder, the lock of its command does."""
-        if self._database is not None:
-            self._database.record_heartbeat(trial._trial_id)
-
     def _take_up(self) -> None:
         """Queue the trials again whose commands have died."""
         from optuna.storages import fail_stale_trials
@@ -269,8 +264,10 @@ class _Search:
         with warnings.catch_warnings(action="ignore"):  # experimental
             fail_stale_trials(self._study)  # in a database, which may be all that machines share
         for trial in self._trials("RUNNING"):
-            command = trial.user_attrs.get("command", self._id)
-            if command != self._id and (self._folder / _lock_file(command)).exists():
+            command = str(trial.user_attrs.get("command"))  # None: killed before it could say so
+            reached = self._in_folder or (self._folder / _lock_file(command)).exists()
+            begun = (datetime.now() - (trial.datetime_start or datetime.now())).total_seconds()
+            if command != self._id and (begun > 2 * SILENT_S if command == "None" else reached):
                 with suppress(InUse):
                     lock(self._folder, _lock_file(command))()
                     self._queue_again(trial)
@@ -317,7 +314,7 @@ class _Search:
         except (TypeError, ValueError, ImportError) as error:  # of the sampler's arguments or packages
             raise RunError(f"sampler={self._args.sampler} cannot draw: {first_line(error)}") from error
         words = [*starmap(assigned, drawn.items())]
-        watch = _Watch(trial, self._args.metric, len(self._seeds), lambda: self._beat(trial))
+        watch = _Watch(trial, self._args.metric, len(self._seeds), self._beat)
         with ThreadPoolExecutor(self._beside) as pool:
             for each in [pool.submit(self._run, trial, words, seed, watch) for seed in self._seeds]:
                 each.result()
@@ -417,7 +414,7 @@ class _Search:
     def _conclude(self) -> int:
         best = self._best()
         if not best:
-            print("no trial has ended with a return", file=sys.stderr)
+            print(f"no trial has ended with a {self._label}", file=sys.stderr)
             return 1
         highest = show(best[0].value or 0.0)
         if len(self._ended()) == len(best) > 1:
@@ -436,7 +433,7 @@ class _Search:
 class _Watch:
     """The runs of a trial, whose rows are reported as they come."""
 
-    def __init__(self, trial: Trial, metric: str, num_runs: int, beat: Callable[[], object]) -> None:
+    def __init__(self, trial: Trial, metric: str, num_runs: int, beat: Callable[[int], object]) -> None:
         self.run_dirs: list[Path] = []
         self.over = self._pruned = False
         self._trial, self._metric, self._num_runs, self._beat = trial, metric, num_runs, beat
@@ -447,7 +444,7 @@ class _Watch:
         with self._lock:
             if time.monotonic() > self._beat_at:
                 self._beat_at = time.monotonic() + BEAT_EVERY_S
-                self._beat()
+                self._beat(self._trial._trial_id)
             files = [run_dir / paths.METRICS for run_dir in self.run_dirs]
             sizes = [file.stat().st_size for file in files if file.exists()]
             if len(sizes) == self._num_runs and sizes != self._sizes:

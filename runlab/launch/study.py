@@ -9,6 +9,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ from runlab.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
-BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the time without any
+BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the longest time without
 _DATABASES = ("postgresql", "mysql", "mariadb", "oracle", "mssql", "sqlite")
-_PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
+_PLAIN: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "None": None}
 
 
 def open_database(url: str, again: Callable[..., None]) -> Any:
@@ -35,17 +36,11 @@ def open_database(url: str, again: Callable[..., None]) -> Any:
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
     kind = "storage" + (f"={url.partition('://')[0]}://..." if "://" in url else "")
+    beats: dict[str, Any] = {"heartbeat_interval": BEAT_EVERY_S, "grace_period": SILENT_S}
     for last in (False, False, True):
         try:
             with warnings.catch_warnings(action="ignore"):  # heartbeats are experimental
-                return get_storage(
-                    RDBStorage(
-                        url,
-                        heartbeat_interval=BEAT_EVERY_S,
-                        grace_period=SILENT_S,
-                        heartbeat_stale_trial_callback=again,
-                    )
-                )
+                return get_storage(RDBStorage(url, **beats, heartbeat_stale_trial_callback=again))
         except NoSuchModuleError:
             raise ConfigError(f"{kind}: no such database; {choose(kind, _DATABASES)}") from None
         except (ArgumentError, ValueError):
@@ -53,8 +48,8 @@ def open_database(url: str, again: Callable[..., None]) -> Any:
         except ImportError as error:
             module = getattr(error.__cause__, "name", None) or "its driver"
             package = "'psycopg[binary]'" if module == "psycopg" else module
-            cure = f"use .venv/bin/python -m pip install {package}"
-            raise ConfigError(f"{kind}: {module} is not installed; {cure}") from None
+            cure = f"is not installed; use .venv/bin/python -m pip install {package}"
+            raise ConfigError(f"{kind}: {module} {cure}") from None
         except (StorageInternalError, SQLAlchemyError) as error:
             if last:
                 raise RunError(f"{kind}: {first_line(error.__cause__ or error)}") from None
@@ -91,24 +86,27 @@ def open_journal(file: Path) -> BaseStorage:
 
 def make(module: Any, kind: str, name: str, words: Sequence[str], **default: Any) -> Any:
     """Optuna's sampler or pruner `name`, with its arguments among `words`. Raises ConfigError."""
-    made = {each: getattr(module, each) for each in module.__all__ if each.endswith(kind.title())}
-    kinds = {each: _plain_arguments(one) for each, one in made.items() if not each.startswith("Base")}
-    allowed = [each for each, plain in kinds.items() if plain is not None]
-    plain = kinds.get(name)
-    if plain is None:
+    classes = {each: getattr(module, each) for each in module.__all__ if each.endswith(kind.title())}
+    known = {name: _plain_arguments(made) for name, made in classes.items() if not name.startswith("Base")}
+    if (plain := known.get(name)) is None:
+        allowed = [name for name, arguments in known.items() if arguments is not None]
         raise ConfigError(f"{kind}={name}: no such {kind}; {choose(name, allowed)}")
-    arguments = {key: value for key, value in default.items() if key in plain}
+    values = {key: value for key, value in default.items() if key in plain}
     for word in words:
-        key, _, text = word.partition("=")
-        if not key.startswith(f"{kind}."):
+        if not word.startswith(f"{kind}."):
             continue
-        key = key.removeprefix(f"{kind}.")
+        key, _, text = word.removeprefix(f"{kind}.").partition("=")
         if key not in plain:
             raise ConfigError(f"{word}: {name} has no such argument; {choose(key, plain)}")
-        arguments[key] = _value(word, text, plain[key])
+        for each in plain[key]:
+            with suppress(msgspec.ValidationError):
+                values[key] = msgspec.convert(text, _PLAIN[each], strict=False)
+                break
+        else:
+            raise ConfigError(f"{word}: expected {' or '.join(plain[key])}")
     try:
         with warnings.catch_warnings(action="ignore"):  # some are experimental
-            return made[name](**arguments)
+            return classes[name](**values)
     except (TypeError, ValueError, ImportError) as error:
         raise ConfigError(f"{kind}={name}: {first_line(error)}") from error
 
@@ -118,20 +116,8 @@ def _plain_arguments(made: type[Any]) -> dict[str, list[str]] | None:
     plain = {}
     for each in inspect.signature(made).parameters.values():
         names = re.findall(r"\w+", str(each.annotation))
-        if {*names} <= {*_PLAIN, "None"}:
-            plain[each.name] = names
+        if {*names} <= {*_PLAIN}:
+            plain[each.name] = [name for name in _PLAIN if name in names]
         elif each.default is each.empty:
             return None
     return plain
-
-
-def _value(word: str, text: str, names: Sequence[str]) -> Any:
-    if text in ("null", "None") and "None" in names:
-        return None
-    for name, kind in _PLAIN.items():
-        if name in names:
-            try:
-                return msgspec.convert(text, kind, strict=False)
-            except msgspec.ValidationError:
-                continue
-    raise ConfigError(f"{word}: expected {' or '.join(names)}")

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from runlab import lossy
 from runlab.config.command_args import exit_status
@@ -79,7 +80,7 @@ def end_with_parent() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(parent):
+        if not Path(f"/proc/{parent}").exists():
             sys.exit(128 + signal.SIGTERM)
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Trials:
 
 def search_in(folder: Path, *words: str) -> int:
     """Search in a folder, one trial after another unless `words` say otherwise; the exit status."""
-    return main(parse([f"runs_dir={folder}", "sweep=ppo-rates", "env=CartPole", "workers=1", *words], Args))
+    workers = [] if any(word.startswith("workers=") for word in words) else ["workers=1"]
+    return main(parse([f"runs_dir={folder}", "sweep=ppo-rates", "env=CartPole", *workers, *words], Args))
 
 
 def search_record(folder: Path) -> dict[str, Any]:
@@ -261,6 +262,142 @@ def test_numbers_in_scientific_notation_and_null_may_be_drawn(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="a search compares the returns"):  # after all words were tried
         main(parse(words, Args))
     assert search.read_space("mine", [tmp_path])["algo.learning_rate"]["low"] == 1e-5
+
+
+def rows_of(monkeypatch: pytest.MonkeyPatch, *rows: Callable[[int, int], dict[str, float | None]]) -> None:
+    """Let runs write these rows, each made from the number of the trial and the seed, until it is enough."""
+
+    def run(_: Any, __: Any, environment: Mapping[str, str], log: Path, **more: Any) -> int:
+        trial, seed = map(int, re.findall(r"\d+", log.stem))
+        run_dir = Path(json.loads(environment[JOB_VARIABLE])["run_dir"])
+        run_dir.mkdir(parents=True)
+        for number, row in enumerate(rows):
+            with (run_dir / paths.METRICS).open("a") as file:
+                file.write(f"{json.dumps({'env_steps': number, **row(trial, seed)})}\n")
+            if more["enough"]():
+                return 143
+        return 0
+
+    monkeypatch.setattr(Children, "run", run)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_value_of_a_trial_is_the_mean_over_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    rows_of(monkeypatch, *[lambda trial, seed: {"eval/return": trial + 10.0**seed}] * 2)
+    assert search_in(tmp_path, "trials=3", "seed=range(1,4)", "prune=false", f"workers={workers}") == 0
+    values = {each["number"]: each["value"] for each in search_record(tmp_path)["trials"]}
+    assert values == {0: 370.0, 1: 371.0, 2: 372.0}
+    assert len([*tmp_path.glob("ppo-CartPole/*-seed[123]-*")]) == 9
+
+
+def test_a_trial_is_pruned_by_the_mean_over_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of its seeds is better than all trials before."""
+    rows_of(monkeypatch, *[lambda trial, seed: {"eval/return": (100.0, -200.0)[seed - 1] * (trial > 4)}] * 3)
+    assert search_in(tmp_path, "trials=6", "seed=1,2") == 0
+    assert "trial 5: pruned after 0 steps" in capsys.readouterr().out
+    assert [each["state"] for each in search_record(tmp_path)["trials"]] == ["COMPLETE"] * 5 + ["PRUNED"]
+    lengths = sorted(len(file.read_text().splitlines()) for file in tmp_path.glob("*/*/metrics.jsonl"))
+    assert lengths == [1] + [3] * 11
+
+
+def test_the_objective_is_any_metric_of_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows_of(monkeypatch, lambda trial, _: {"loss/value": 1.0 + trial, "eval/return": 7.0}, lambda *_: {})
+    for objective, best in (("loss/value", 3), ("-loss/value", 1)):
+        assert search_in(tmp_path, "trials=3", f"objective={objective}", "eval_every=0") == 0
+        out = capsys.readouterr().out
+        assert f"best of 3 trials: loss/value {best}" in out
+        assert f", loss/value 3 (best {best}, trial " in out
+    with pytest.raises(RunError, match=r"objective=loss/valu: no row has it; did you mean loss/value\?"):
+        search_in(tmp_path, "trials=3", "objective=loss/valu")
+    assert "trial 1" not in capsys.readouterr().out
+
+
+def test_a_trial_without_a_number_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows_of(monkeypatch, lambda trial, _: {"eval/return": 1.0 if trial else None})
+    assert search_in(tmp_path, "trials=2") == 1
+    assert "trial 0: failed, its eval/return is not a number" in capsys.readouterr().err
+
+
+def test_samplers_and_pruners_are_chosen_by_name(quick: Trials, tmp_path: Path) -> None:
+    def drawn(folder: str, *words: str) -> list[dict[str, Any]]:
+        assert search_in(tmp_path / folder, "trials=2", *words) == 0
+        return [each["params"] for each in search_record(tmp_path / folder)["trials"]]
+
+    seeded = drawn("a", "sampler=RandomSampler", "sampler.seed=3")
+    assert drawn("b", "sampler=RandomSampler", "sampler.seed=3") == seeded
+    assert drawn("c", "sampler=RandomSampler", "sampler.seed=4") != seeded
+    assert drawn("d", "sampler=RandomSampler", "pruner=HyperbandPruner", "pruner.max_resource=9") != seeded
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["sampler=TPEsampler"], "sampler=TPEsampler: no such sampler; did you mean TPESampler? allowed: "),
+        (["sampler=GridSampler"], "sampler=GridSampler: no such sampler; "),  # its argument is no plain value
+        (["sampler=os:system"], "sampler=os:system: no such sampler; "),
+        (["sampler.sed=3"], "sampler.sed=3: TPESampler has no such argument; did you mean seed? allowed: "),
+        (["sampler.gamma=3"], "sampler.gamma=3: TPESampler has no such argument; "),  # it is a function
+        (["sampler.seed=x"], "sampler.seed=x: expected int or None"),
+        (["pruner=PercentilePruner", "pruner.percentile=200"], "pruner=PercentilePruner: Percentile must be"),
+        (["storage=here"], "storage: expected an address, as in postgresql://USER@HOST/NAME"),
+        (
+            ["storage=postgres://me:PW@host/lab"],
+            "storage=postgres://...: no such database; did you mean postgresql?",
+        ),
+        (
+            ["storage=mssql+pyodbc://me:PW@host/lab"],
+            "storage=mssql+pyodbc://...: pyodbc is not installed; use ",
+        ),
+        (
+            ["algo.gamma=0.9,0.99", "seed=1,2"],
+            "a search draws its own values: leave out lists, except for seeds",
+        ),
+    ],
+)
+def test_a_wrong_study_is_refused_before_anything_is_made(
+    tmp_path: Path, words: list[str], answer: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        search_in(tmp_path, *words)
+    assert str(refused.value).startswith(answer)
+    assert "PW" not in str(refused.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_journal_that_was_cut_in_a_line_goes_on_and_another_file_is_refused(
+    quick: Trials, tmp_path: Path
+) -> None:
+    assert search_in(tmp_path, "trials=1") == 0
+    (file,) = tmp_path.glob("sweeps/*/study.journal")
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"op_code":')
+    assert search_in(tmp_path, "trials=2") == 0
+    assert file.read_bytes().startswith(whole + b'{"op_code":0')
+    assert [each["number"] for each in search_record(tmp_path)["trials"]] == [0, 1]
+    file.write_text("[]\n")
+    with pytest.raises(ConfigError, match=r"study\.journal is no journal of Optuna: "):
+        search_in(tmp_path, "trials=2")
+
+
+def test_a_received_study_names_no_folder(quick: Trials, tmp_path: Path) -> None:
+    """A name of a run that leads elsewhere is another name, and so there is no such run."""
+    outside = write_run(tmp_path / "outside", status="interrupted", env="CartPole")
+    assert search_in(tmp_path / "runs", "trials=1") == 0
+    (file,) = tmp_path.glob("runs/sweeps/*/study.journal")
+    study = optuna.load_study(study_name=file.parent.name, storage=open_journal(file))
+    for name in (str(outside), f"../../outside/ppo-CartPole/{outside.name}"):
+        study.enqueue_trial(study.trials[0].params | {"algo.ent_coef": 0.0}, user_attrs={"run-seed1": name})
+    assert search_in(tmp_path / "runs", "trials=3") == 0
+    assert len([*tmp_path.glob("runs/ppo-CartPole/*-seed1-*")]) == 3
+    assert not (outside / paths.LOCK).exists()
 
 
 @pytest.mark.parametrize(
