@@ -171,7 +171,14 @@ class _Search:
         self._at_once = workers // self._beside
         pruner = make(optuna.pruners, "pruner", args.pruner if args.prune else "NopPruner", args.overrides)
         self._sampler = partial(make, optuna.samplers, "sampler", args.sampler, args.overrides)
-        sampler = self._sampler()
+        sampler, trying = self._sampler(), optuna.create_study(sampler=self._sampler())
+        try:
+            for _ in range(12):  # as often as samplers draw before they learn; some need further packages
+                trial = trying.ask()
+                _drawn(trial, space)
+                trying.tell(trial, 0.0)
+        except (TypeError, ValueError, ImportError, ConfigError) as error:
+            raise ConfigError(f"sampler={args.sampler}: {first_line(error)}") from error
         database = open_database(args.storage, self._queue) if args.storage else None
         check_folder(folder)  # logs go there, and it may have come from somebody else
         with in_a_line(f"runs_dir={folder} cannot be made"):
@@ -309,11 +316,7 @@ class _Search:
         """Run a trial with each seed; the mean of the last values. Raises TrialPruned."""
         from optuna import TrialPruned
 
-        try:
-            drawn = {key: _rounded(_draw(trial, key, rule), rule) for key, rule in self._space.items()}
-        except (TypeError, ValueError, ImportError) as error:  # of the sampler's arguments or packages
-            raise RunError(f"sampler={self._args.sampler} cannot draw: {first_line(error)}") from error
-        words = [*starmap(assigned, drawn.items())]
+        words = [*starmap(assigned, _drawn(trial, self._space).items())]
         watch = _Watch(trial, self._args.metric, len(self._seeds), self._beat)
         with ThreadPoolExecutor(self._beside) as pool:
             for each in [pool.submit(self._run, trial, words, seed, watch) for seed in self._seeds]:
@@ -479,6 +482,14 @@ def _lock_file(command: str) -> str:
 def _command() -> list[str]:
     """The command line as it is recorded: the address of a database may have a password."""
     return ["storage=..." if word.startswith("storage=") else word for word in program()]
+
+
+def _drawn(trial: Trial, space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The values of a trial. Raises ConfigError if Optuna cannot draw them, as in a damaged study."""
+    try:
+        return {key: _rounded(_draw(trial, key, rule), rule) for key, rule in space.items()}
+    except (TypeError, ValueError, ImportError) as error:
+        raise ConfigError(first_line(error)) from error
 
 
 def _draw(trial: Trial, key: str, rule: Mapping[str, Any]) -> Any:

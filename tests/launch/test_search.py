@@ -313,8 +313,8 @@ def test_the_objective_is_any_metric_of_a_row(
         out = capsys.readouterr().out
         assert f"best of 3 trials: loss/value {best}" in out
         assert f", loss/value 3 (best {best}, trial " in out
-    with pytest.raises(RunError, match=r"objective=loss/valu: no row has it; did you mean loss/value\?"):
-        search_in(tmp_path, "trials=3", "objective=loss/valu")
+    with pytest.raises(RunError, match=r"objective=loss/values: no row has it; did you mean loss/value\?"):
+        search_in(tmp_path, "trials=3", "objective=loss/values")
     assert "trial 1" not in capsys.readouterr().out
 
 
@@ -346,6 +346,8 @@ def test_samplers_and_pruners_are_chosen_by_name(quick: Trials, tmp_path: Path) 
         (["sampler.sed=3"], "sampler.sed=3: TPESampler has no such argument; did you mean seed? allowed: "),
         (["sampler.gamma=3"], "sampler.gamma=3: TPESampler has no such argument; "),  # it is a function
         (["sampler.seed=x"], "sampler.seed=x: expected int or None"),
+        (["sampler=BruteForceSampler"], "sampler=BruteForceSampler: FloatDistribution.step must be given"),
+        (["sampler.n_ei_candidates=0"], "sampler=TPESampler: "),
         (["pruner=PercentilePruner", "pruner.percentile=200"], "pruner=PercentilePruner: Percentile must be"),
         (["storage=here"], "storage: expected an address, as in postgresql://USER@HOST/NAME"),
         (
