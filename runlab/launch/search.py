@@ -165,6 +165,8 @@ class _Search:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Heartbeat of storage")  # not only for Study.optimize: `_beat`
         self._args, self._space, self._folder, self._seeds = args, space, folder, seeds
         self._failed, self._states, self._lowest = 0, optuna.trial.TrialState, args.objective.startswith("-")
         self._beside = min(len(seeds), workers)  # runs of a trial at once
@@ -201,7 +203,7 @@ class _Search:
 
     def run(self) -> int:
         """Run trials until there are enough or a signal came; the exit status."""
-        begun = f", of {len(self._trials())} begun before" if self._trials() else ""
+        begun = f"; {len(self._trials())} were begun before" if self._trials() else ""
         say(f"search in {self._folder}, {self._at_once} trials at once{begun}")
         with self._children.listening(), ThreadPoolExecutor(self._at_once) as pool:
             for each in [pool.submit(self._work) for _ in range(self._at_once)]:
@@ -268,8 +270,7 @@ class _Search:
         """Queue the trials again whose commands have died."""
         from optuna.storages import fail_stale_trials
 
-        with warnings.catch_warnings(action="ignore"):  # experimental
-            fail_stale_trials(self._study)  # in a database, which may be all that machines share
+        fail_stale_trials(self._study)  # in a database, which may be all that machines share
         for trial in self._trials("RUNNING"):
             command = str(trial.user_attrs.get("command"))  # None: killed before it could say so
             reached = self._in_folder or (self._folder / _lock_file(command)).exists()

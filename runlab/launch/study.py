@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,23 +32,25 @@ def open_database(url: str, again: Callable[..., None]) -> Any:
     """
     from optuna.exceptions import StorageInternalError
     from optuna.storages import RDBStorage, get_storage
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-    kind = "storage" + (f"={url.partition('://')[0]}://..." if "://" in url else "")
+    name = url.partition("://")[0] if "://" in url else ""
+    kind = f"storage={name}://..." if name else "storage"
     beats: dict[str, Any] = {"heartbeat_interval": BEAT_EVERY_S, "grace_period": SILENT_S}
     for last in (False, False, True):
         try:
-            with warnings.catch_warnings(action="ignore"):  # heartbeats are experimental
-                return get_storage(RDBStorage(url, **beats, heartbeat_stale_trial_callback=again))
-        except NoSuchModuleError:
-            raise ConfigError(f"{kind}: no such database; {choose(kind, _DATABASES)}") from None
+            return get_storage(RDBStorage(url, **beats, heartbeat_stale_trial_callback=again))
         except (ArgumentError, ValueError):
-            raise ConfigError(f"{kind}: expected an address, as in postgresql://USER@HOST/NAME") from None
+            databases = choose(name, _DATABASES)
+            raise ConfigError(
+                f"{kind}: expected postgresql://USER@HOST/NAME or the like; {databases}"
+            ) from None
         except ImportError as error:
-            module = getattr(error.__cause__, "name", None) or "its driver"
-            package = "'psycopg[binary]'" if module == "psycopg" else module
-            cure = f"is not installed; use .venv/bin/python -m pip install {package}"
-            raise ConfigError(f"{kind}: {module} {cure}") from None
+            module = str(getattr(error.__cause__, "name", "its driver"))
+            cure = "'psycopg[binary]'" if module == "psycopg" else module
+            raise ConfigError(
+                f"{kind}: {module} is not installed; use .venv/bin/python -m pip install {cure}"
+            ) from None
         except (StorageInternalError, SQLAlchemyError) as error:
             if last:
                 raise RunError(f"{kind}: {first_line(error.__cause__ or error)}") from None
@@ -105,8 +106,7 @@ def make(module: Any, kind: str, name: str, words: Sequence[str], **default: Any
         else:
             raise ConfigError(f"{word}: expected {' or '.join(plain[key])}")
     try:
-        with warnings.catch_warnings(action="ignore"):  # some are experimental
-            return classes[name](**values)
+        return classes[name](**values)
     except (TypeError, ValueError, ImportError) as error:
         raise ConfigError(f"{kind}={name}: {first_line(error)}") from error
 

@@ -349,10 +349,10 @@ def test_samplers_and_pruners_are_chosen_by_name(quick: Trials, tmp_path: Path) 
         (["sampler=BruteForceSampler"], "sampler=BruteForceSampler: FloatDistribution.step must be given"),
         (["sampler.n_ei_candidates=0"], "sampler=TPESampler: "),
         (["pruner=PercentilePruner", "pruner.percentile=200"], "pruner=PercentilePruner: Percentile must be"),
-        (["storage=here"], "storage: expected an address, as in postgresql://USER@HOST/NAME"),
+        (["storage=here"], "storage: expected postgresql://USER@HOST/NAME or the like; allowed: "),
         (
             ["storage=postgres://me:PW@host/lab"],
-            "storage=postgres://...: no such database; did you mean postgresql?",
+            "storage=postgres://...: expected postgresql://USER@HOST/NAME or the like; did you mean postg",
         ),
         (
             ["storage=mssql+pyodbc://me:PW@host/lab"],

@@ -123,6 +123,7 @@ def test_commands_share_a_search_in_a_database(start: Start, tmp_path: Path, dat
     again = start("search", *words, "runs_dir=one", status=0)
     two.end(0)
     assert "resumed" in again.said
+    assert "Warning" not in again.said + two.said
     assert len(trials_of(tmp_path / "one")) == len(runs_of(tmp_path / "one", tmp_path / "two")) == 6
     assert trials_of(tmp_path / "one") == trials_of(tmp_path / "two")
     assert len(record(run_dir)["resumed"]) == 1
