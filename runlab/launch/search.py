@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -166,7 +166,7 @@ class _Search:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        warnings.filterwarnings("ignore", "Heartbeat of storage")  # not only for Study.optimize: `_beat`
+        warnings.filterwarnings("ignore", "Heartbeat of storage")  # not only for Study.optimize
         self._args, self._space, self._folder, self._seeds = args, space, folder, seeds
         self._failed, self._states, self._lowest = 0, optuna.trial.TrialState, args.objective.startswith("-")
         self._beside = min(len(seeds), workers)  # runs of a trial at once
@@ -187,8 +187,7 @@ class _Search:
             make_durable_folder(folder)
         self._id = secrets.token_hex(6)  # of this command, which holds a lock with that name
         lock(folder, _lock_file(self._id))
-        self._in_folder = database is None
-        self._beat = (lambda _: None) if database is None else database.record_heartbeat
+        self._database = database
         self._study = optuna.create_study(
             storage=database or open_journal(folder / "study.journal"),
             study_name=folder.name,
@@ -205,9 +204,14 @@ class _Search:
         """Run trials until there are enough or a signal came; the exit status."""
         begun = f"; {len(self._trials())} were begun before" if self._trials() else ""
         say(f"search in {self._folder}, {self._at_once} trials at once{begun}")
-        with self._children.listening(), ThreadPoolExecutor(self._at_once) as pool:
-            for each in [pool.submit(self._work) for _ in range(self._at_once)]:
-                each.result()
+        ended = threading.Event()
+        threading.Thread(target=self._show_life, args=(ended,), daemon=True).start()
+        try:
+            with self._children.listening(), ThreadPoolExecutor(self._at_once) as pool:
+                for each in [pool.submit(self._work) for _ in range(self._at_once)]:
+                    each.result()
+        finally:
+            ended.set()
         self._write(self._importances())
         try:
             self._children.check()
@@ -255,7 +259,8 @@ class _Search:
         """A trial for this command; None if other commands began the last ones at the same moment."""
         trial = self._study.ask()
         trial.set_user_attr("command", self._id)
-        self._beat(trial._trial_id)
+        if self._database is not None:
+            self._database.record_heartbeat(trial._trial_id)
         if not self._seeded:  # by a number that no other command has, so that it draws other values
             self._seeded, self._study.sampler = True, self._sampler(seed=trial.number)
         kept = self._trials("RUNNING", "COMPLETE", "PRUNED", "WAITING")
@@ -266,6 +271,14 @@ class _Search:
         self._study.tell(trial, state=self._states.FAIL)
         return None
 
+    def _show_life(self, ended: threading.Event) -> None:
+        """Show other machines that the trials of this command are alive."""
+        while self._database is not None and not ended.wait(BEAT_EVERY_S):
+            with suppress(Exception):  # the threads of the trials say that the database is gone
+                for trial in self._trials("RUNNING"):
+                    if trial.user_attrs.get("command") == self._id:
+                        self._database.record_heartbeat(trial._trial_id)
+
     def _take_up(self) -> None:
         """Queue the trials again whose commands have died."""
         from optuna.storages import fail_stale_trials
@@ -273,7 +286,7 @@ class _Search:
         fail_stale_trials(self._study)  # in a database, which may be all that machines share
         for trial in self._trials("RUNNING"):
             command = str(trial.user_attrs.get("command"))  # None: killed before it could say so
-            reached = self._in_folder or (self._folder / _lock_file(command)).exists()
+            reached = self._database is None or (self._folder / _lock_file(command)).exists()
             begun = (datetime.now() - (trial.datetime_start or datetime.now())).total_seconds()
             if command != self._id and (begun > 2 * SILENT_S if command == "None" else reached):
                 with suppress(InUse):
@@ -318,7 +331,7 @@ class _Search:
         from optuna import TrialPruned
 
         words = [*starmap(assigned, _drawn(trial, self._space).items())]
-        watch = _Watch(trial, self._args.metric, len(self._seeds), self._beat)
+        watch = _Watch(trial, self._args.metric, len(self._seeds))
         with ThreadPoolExecutor(self._beside) as pool:
             for each in [pool.submit(self._run, trial, words, seed, watch) for seed in self._seeds]:
                 each.result()
@@ -437,18 +450,15 @@ class _Search:
 class _Watch:
     """The runs of a trial, whose rows are reported as they come."""
 
-    def __init__(self, trial: Trial, metric: str, num_runs: int, beat: Callable[[int], object]) -> None:
+    def __init__(self, trial: Trial, metric: str, num_runs: int) -> None:
         self.run_dirs: list[Path] = []
-        self.over = self._pruned = False
-        self._trial, self._metric, self._num_runs, self._beat = trial, metric, num_runs, beat
-        self._lock, self._sizes, self._reported, self._beat_at = threading.Lock(), [0], -1, 0.0
+        self.over = False
+        self._trial, self._metric, self._num_runs = trial, metric, num_runs
+        self._lock, self._sizes, self._reported = threading.Lock(), [0], -1
 
     def enough(self) -> bool:
         """True if all runs of the trial are to end: it was pruned, or one of them has failed."""
         with self._lock:
-            if time.monotonic() > self._beat_at:
-                self._beat_at = time.monotonic() + BEAT_EVERY_S
-                self._beat(self._trial._trial_id)
             files = [run_dir / paths.METRICS for run_dir in self.run_dirs]
             sizes = [file.stat().st_size for file in files if file.exists()]
             if len(sizes) == self._num_runs and sizes != self._sizes:

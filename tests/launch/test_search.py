@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +23,9 @@ from runlab.config.cli.preflight import preflight
 from runlab.config.command_args import parse
 from runlab.config.loading import to_yaml
 from runlab.errors import ConfigError, RunError
-from runlab.launch import search
+from runlab.launch import search, study
 from runlab.launch.search import Args, main
-from runlab.launch.study import open_journal
+from runlab.launch.study import open_database, open_journal
 from runlab.launch.subprocesses import Children
 from runlab.run import paths
 from runlab.run.job import JOB_VARIABLE
@@ -53,7 +54,7 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     (folder,) = tmp_path.glob("runs/sweeps/search-ppo-rates-*")
     (cut,) = tmp_path.glob("runs/ppo-CartPole/*")
     rows = (cut / paths.METRICS).read_text().splitlines()
-    study = optuna.load_study(study_name=folder.name, storage=open_journal(folder / "study.journal"))
+    going = optuna.load_study(study_name=folder.name, storage=open_journal(folder / "study.journal"))
     space: dict[str, optuna.distributions.BaseDistribution] = {
         "algo.learning_rate": optuna.distributions.FloatDistribution(3e-5, 3e-3, log=True)
     }
@@ -63,7 +64,7 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
         value=BETTER,
         intermediate_values=dict.fromkeys(range(2048, 8193, 256), BETTER),
     )
-    study.add_trials([good] * 5)  # as many as the pruner waits for
+    going.add_trials([good] * 5)  # as many as the pruner waits for
     done = start("search", *WORDS, status=0)
     assert "resumed" in done.said
     assert (cut / paths.METRICS).read_text().splitlines()[: len(rows)] == rows
@@ -389,14 +390,38 @@ def test_a_journal_that_was_cut_in_a_line_goes_on_and_another_file_is_refused(
         search_in(tmp_path, "trials=2")
 
 
+@pytest.mark.parametrize(("beats", "numbers"), [(0.2, [0]), (1000.0, [1])])
+def test_a_long_trial_in_a_database_shows_life_and_a_silent_one_is_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: float, numbers: list[int]
+) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    monkeypatch.setattr(study, "SILENT_S", 2)
+    monkeypatch.setattr(search, "BEAT_EVERY_S", beats)
+
+    def later(trial: int, _: int) -> dict[str, float | None]:
+        """Another command looks while the first trial runs."""
+        if trial == 0:
+            time.sleep(4)
+            (name,) = optuna.get_all_study_names(storage)
+            database = open_database(storage, lambda study, trial: study.enqueue_trial(trial.params))
+            optuna.storages.fail_stale_trials(optuna.load_study(study_name=name, storage=database))
+        return {"eval/return": 1.0}
+
+    rows_of(monkeypatch, later)
+    assert search_in(tmp_path, "trials=1", f"storage={storage}") == 0
+    assert [each["number"] for each in search_record(tmp_path)["trials"]] == numbers
+
+
 def test_a_received_study_names_no_folder(quick: Trials, tmp_path: Path) -> None:
     """A name of a run that leads elsewhere is another name, and so there is no such run."""
     outside = write_run(tmp_path / "outside", status="interrupted", env="CartPole")
     assert search_in(tmp_path / "runs", "trials=1") == 0
     (file,) = tmp_path.glob("runs/sweeps/*/study.journal")
-    study = optuna.load_study(study_name=file.parent.name, storage=open_journal(file))
+    received = optuna.load_study(study_name=file.parent.name, storage=open_journal(file))
     for name in (str(outside), f"../../outside/ppo-CartPole/{outside.name}"):
-        study.enqueue_trial(study.trials[0].params | {"algo.ent_coef": 0.0}, user_attrs={"run-seed1": name})
+        received.enqueue_trial(
+            received.trials[0].params | {"algo.ent_coef": 0.0}, user_attrs={"run-seed1": name}
+        )
     assert search_in(tmp_path / "runs", "trials=3") == 0
     assert len([*tmp_path.glob("runs/ppo-CartPole/*-seed1-*")]) == 3
     assert not (outside / paths.LOCK).exists()
