@@ -177,10 +177,16 @@ class _Search:
         try:
             for _ in range(12):  # as often as samplers draw before they learn; some need further packages
                 trial = trying.ask()
-                _drawn(trial, space)
+                for key, rule in space.items():
+                    _draw(trial, key, rule)
                 trying.tell(trial, 0.0)
-        except (TypeError, ValueError, ImportError, ConfigError) as error:
-            raise ConfigError(f"sampler={args.sampler}: {first_line(error)}") from error
+        except (TypeError, ValueError, ImportError) as error:
+            needs = (
+                f"; use .venv/bin/python -m pip install {error.name}"
+                if isinstance(error, ImportError)
+                else ""
+            )
+            raise ConfigError(f"sampler={args.sampler}: {first_line(error)}{needs}") from error
         database = open_database(args.storage, self._queue) if args.storage else None
         check_folder(folder)  # logs go there, and it may have come from somebody else
         with in_a_line(f"runs_dir={folder} cannot be made"):

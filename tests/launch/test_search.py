@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -348,6 +349,10 @@ def test_samplers_and_pruners_are_chosen_by_name(quick: Trials, tmp_path: Path) 
         (["sampler.gamma=3"], "sampler.gamma=3: TPESampler has no such argument; "),  # it is a function
         (["sampler.seed=x"], "sampler.seed=x: expected int or None"),
         (["sampler=BruteForceSampler"], "sampler=BruteForceSampler: FloatDistribution.step must be given"),
+        (
+            ["sampler=CmaEsSampler"],
+            "sampler=CmaEsSampler: import of cmaes halted; None in sys.modules; use ",
+        ),
         (["sampler.n_ei_candidates=0"], "sampler=TPESampler: "),
         (["pruner=PercentilePruner", "pruner.percentile=200"], "pruner=PercentilePruner: Percentile must be"),
         (["storage=here"], "storage: expected postgresql://USER@HOST/NAME or the like; allowed: "),
@@ -366,8 +371,9 @@ def test_samplers_and_pruners_are_chosen_by_name(quick: Trials, tmp_path: Path) 
     ],
 )
 def test_a_wrong_study_is_refused_before_anything_is_made(
-    tmp_path: Path, words: list[str], answer: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], answer: str
 ) -> None:
+    monkeypatch.setitem(sys.modules, "cmaes", None)  # not installed
     with pytest.raises(ConfigError) as refused:
         search_in(tmp_path, *words)
     assert str(refused.value).startswith(answer)
