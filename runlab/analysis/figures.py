@@ -92,14 +92,16 @@ def search_chart(folder: Path) -> Chart:
     trials = [(each.number, each.value, each.state) for each in record.trials if each.value is not None]
     words = " ".join([f"sweep={record.sweep}", *record.words])
     ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")
-    best = list(accumulate(ended, lambda so_far, trial: (trial[0], max(so_far[1], trial[1]))))
+    best_of = min if record.objective.startswith("-") else max
+    best = list(accumulate(ended, lambda so_far, trial: (trial[0], best_of(so_far[1], trial[1]))))
+    metric = record.objective.removeprefix("-").replace("eval/return", "return")
     pruned = [(number, value) for number, value, state in trials if state == "PRUNED"]
     lines = [
-        Line("return of a trial", ended, COLORS[0], dots=True),
+        Line(f"{metric} of a trial", ended, COLORS[0], dots=True),
         Line("pruned", pruned, _GREY, dots=True),
         Line("best so far", best, COLORS[1]),
     ]
-    title = "return by trial: dots, the best so far, and grey the pruned ones"
+    title = f"{metric} by trial: dots, the best so far, and grey the pruned ones"
     panels = [Panel(title, [line for line in lines if line.points], across="trial")]
     if record.importances:
         panels.append(Panel("importance", [], bars=record.importances))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from runlab.signals import stop_signals
 
+PARENT_VARIABLE = "RUNLAB_PARENT"  # of a run that ends when the process with this id does
 _PATIENCE_S = 120.0  # for a child that has done enough, to end its iteration
 _POLL_EVERY_S = 0.02
 _ERROR = "error:"  # begins the message of a child that gives up
@@ -47,6 +48,10 @@ class Children:
         if self._received:
             raise Interrupted(self._received[0])
 
+    def stop(self) -> None:
+        """End all as after a signal."""
+        self._received = self._received or [signal.SIGTERM]
+
     def run(
         self,
         command: Sequence[str],
@@ -68,7 +73,7 @@ class Children:
         with log.open("wb") as errors, (out or log).open("ab") as output:
             process = subprocess.Popen(
                 command,
-                env=environment,
+                env={**environment, PARENT_VARIABLE: str(os.getpid())},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=errors if out is None else output,

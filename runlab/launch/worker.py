@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import os
+import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from runlab import lossy
 from runlab.config.command_args import exit_status
@@ -19,6 +23,7 @@ from runlab.determinism.programs import NoCompilerError
 from runlab.envs.exits import exits_are_errors
 from runlab.envs.global_rng import seed_global_rng
 from runlab.errors import ConfigError
+from runlab.launch.subprocesses import PARENT_VARIABLE
 from runlab.run.files import to_stderr
 from runlab.run.job import Job
 from runlab.run.trace import check_state
@@ -70,8 +75,18 @@ def _run(job: Job) -> int:
     return stop.exit_status() if stop.requested() and not observers.complete else 0
 
 
+def end_with_parent() -> None:
+    """Ask Linux for SIGTERM when the process that waits for this run is killed."""
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if not Path(f"/proc/{parent}").exists():
+            sys.exit(128 + signal.SIGTERM)
+
+
 def main() -> int:
     """Run the job of this process; the exit status."""
+    end_with_parent()
     gc.freeze()  # garbage collections during training then leave out the imported modules
     return exit_status(lambda: run(Job.from_environment()))
 

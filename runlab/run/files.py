@@ -22,15 +22,19 @@ from runlab.run.paths import LOCK
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def lock(folder: Path) -> Callable[[], None]:
+class InUse(ConfigError):
+    """Another process has locked a folder."""
+
+
+def lock(folder: Path, name: str = LOCK) -> Callable[[], None]:
     """Lock a folder for this process until the returned function is called, or the process ends.
 
     A POSIX record lock: the kernel releases the lock of a killed process, worker processes do not inherit it,
-    and it works on network file systems with locks. Raises ConfigError in a line if another
-    process has it or nothing can be written.
+    and it works on network file systems with locks. Raises InUse if another process has it, and
+    ConfigError if nothing can be written.
     """
     with in_a_line(f"{folder} cannot be written"):
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
+        fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)
@@ -38,7 +42,7 @@ def lock(folder: Path) -> Callable[[], None]:
     except (BlockingIOError, PermissionError):
         holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
         os.close(fd)
-        raise ConfigError(f"{folder} is in use, by {holder}; wait, or end that first") from None
+        raise InUse(f"{folder} is in use, by {holder}; wait, or end that first") from None
     except OSError:  # no locks on this file system, or a full disk: go on without
         pass
     return partial(os.close, fd)

@@ -212,6 +212,7 @@ class SearchRecord:
     sweep: str
     trials: list[SearchTrial]
     importances: dict[str, float]
+    objective: str = "eval/return"  # with a minus in front, the lowest is best
 
     @classmethod
     def read(cls, folder: Path) -> SearchRecord:

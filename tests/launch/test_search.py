@@ -8,8 +8,9 @@ import os
 import re
 import resource
 import signal
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from runlab.config.cli.preflight import preflight
 from runlab.config.command_args import parse
 from runlab.config.loading import to_yaml
 from runlab.errors import ConfigError, RunError
-from runlab.launch import search
-from runlab.launch.search import Args, _storage, main
+from runlab.launch import search, study
+from runlab.launch.search import Args, main
+from runlab.launch.study import open_database, open_journal
 from runlab.launch.subprocesses import Children
 from runlab.run import paths
 from runlab.run.job import JOB_VARIABLE
@@ -53,7 +55,7 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
     (folder,) = tmp_path.glob("runs/sweeps/search-ppo-rates-*")
     (cut,) = tmp_path.glob("runs/ppo-CartPole/*")
     rows = (cut / paths.METRICS).read_text().splitlines()
-    study = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}")
+    going = optuna.load_study(study_name=folder.name, storage=open_journal(folder / "study.journal"))
     space: dict[str, optuna.distributions.BaseDistribution] = {
         "algo.learning_rate": optuna.distributions.FloatDistribution(3e-5, 3e-3, log=True)
     }
@@ -63,7 +65,7 @@ def test_a_search_goes_on_with_its_runs_and_prunes_the_hopeless(start: Start, tm
         value=BETTER,
         intermediate_values=dict.fromkeys(range(2048, 8193, 256), BETTER),
     )
-    study.add_trials([good] * 5)  # as many as the pruner waits for
+    going.add_trials([good] * 5)  # as many as the pruner waits for
     done = start("search", *WORDS, status=0)
     assert "resumed" in done.said
     assert (cut / paths.METRICS).read_text().splitlines()[: len(rows)] == rows
@@ -105,7 +107,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Trials:
 
 def search_in(folder: Path, *words: str) -> int:
     """Search in a folder, one trial after another unless `words` say otherwise; the exit status."""
-    return main(parse([f"runs_dir={folder}", "sweep=ppo-rates", "env=CartPole", "workers=1", *words], Args))
+    workers = [] if any(word.startswith("workers=") for word in words) else ["workers=1"]
+    return main(parse([f"runs_dir={folder}", "sweep=ppo-rates", "env=CartPole", *workers, *words], Args))
 
 
 def search_record(folder: Path) -> dict[str, Any]:
@@ -168,32 +171,20 @@ def test_drawn_numbers_have_the_digits_that_matter(
     assert search._rounded(value, rule) == rounded
 
 
-def test_two_workers_never_take_the_same_waiting_trial(tmp_path: Path) -> None:
-    study = optuna.create_study(storage=_storage(f"sqlite:///{tmp_path}/study.db"))
-    for number in range(8):
-        study.enqueue_trial({"x": number})
-
-    def busy(trial: optuna.trial.Trial) -> float:
-        time.sleep(0.01)
-        return trial.suggest_int("x", 0, 9)
-
-    study.optimize(busy, n_trials=8, n_jobs=4)
-    assert sorted(trial.params["x"] for trial in study.trials) == [*range(8)]
-
-
 def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
     """In another folder: its run cannot be resumed, and shows what it did."""
     for every in (0, 100):
         config = {"checkpoint_every": every}
-        run_dir = write_run(tmp_path / "runs", seed=every, config=config, status="interrupted")
+        run_dir = write_run(tmp_path, seed=every, config=config, status="interrupted", env="CartPole")
         (run_dir / paths.CONFIG).write_text(
             to_yaml(preflight(["env=CartPole"]).configs[0]).replace(
                 "checkpoint_every: ", f"checkpoint_every: {every} #"
             )
         )
         one = object.__new__(search._Search)
-        one._args, one._workers = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args), 1
-        folder, job = one._find_run(Mock(user_attrs={"run_dir": str(run_dir)}), [])
+        one._args = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args)
+        one._beside = one._at_once = 1
+        folder, job = one._find_run(Mock(user_attrs={"run-seed1": run_dir.name}), [], 1)
         assert job is not None
         assert (job.resume, folder == run_dir) == (every > 0, every > 0)
 
@@ -210,7 +201,8 @@ def test_a_received_search_writes_through_no_link(quick: Trials, tmp_path: Path)
     assert search_in(tmp_path, "trials=1") == 0
     (folder,) = tmp_path.glob("sweeps/*")
     outside = tmp_path / "outside"
-    for name in ("study.db-journal", "trial_1.log"):
+    for name in ("study.journal.lock", "trial_1-seed1.log"):
+        (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(outside)
         with pytest.raises(ConfigError, match=f"{name} is a link to {outside}"):
             search_in(tmp_path, "trials=1")
@@ -220,9 +212,9 @@ def test_a_received_search_writes_through_no_link(quick: Trials, tmp_path: Path)
 def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: Trials, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for trials in (1, 3):  # without a study, and with one
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))  # the kernel refuses the rest of a file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))  # the kernel refuses the rest of a file
         try:
-            with pytest.raises(RunError, match=r"has stopped: .*disk.*; the same command goes on"):
+            with pytest.raises(RunError, match=r"has stopped: .*too large; the same command goes on"):
                 search_in(tmp_path, f"trials={trials}")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -272,6 +264,173 @@ def test_numbers_in_scientific_notation_and_null_may_be_drawn(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="a search compares the returns"):  # after all words were tried
         main(parse(words, Args))
     assert search.read_space("mine", [tmp_path])["algo.learning_rate"]["low"] == 1e-5
+
+
+def rows_of(monkeypatch: pytest.MonkeyPatch, *rows: Callable[[int, int], dict[str, float | None]]) -> None:
+    """Let runs write these rows, each made from the number of the trial and the seed, until it is enough."""
+
+    def run(_: Any, __: Any, environment: Mapping[str, str], log: Path, **more: Any) -> int:
+        trial, seed = map(int, re.findall(r"\d+", log.stem))
+        run_dir = Path(json.loads(environment[JOB_VARIABLE])["run_dir"])
+        run_dir.mkdir(parents=True)
+        for number, row in enumerate(rows):
+            with (run_dir / paths.METRICS).open("a") as file:
+                file.write(f"{json.dumps({'env_steps': number, **row(trial, seed)})}\n")
+            if more["enough"]():
+                return 143
+        return 0
+
+    monkeypatch.setattr(Children, "run", run)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_value_of_a_trial_is_the_mean_over_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    rows_of(monkeypatch, *[lambda trial, seed: {"eval/return": trial + 10.0**seed}] * 2)
+    assert search_in(tmp_path, "trials=3", "seed=range(1,4)", "prune=false", f"workers={workers}") == 0
+    values = {each["number"]: each["value"] for each in search_record(tmp_path)["trials"]}
+    assert values == {0: 370.0, 1: 371.0, 2: 372.0}
+    assert len([*tmp_path.glob("ppo-CartPole/*-seed[123]-*")]) == 9
+
+
+def test_a_trial_is_pruned_by_the_mean_over_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of its seeds is better than all trials before."""
+    rows_of(monkeypatch, *[lambda trial, seed: {"eval/return": (100.0, -200.0)[seed - 1] * (trial > 4)}] * 3)
+    assert search_in(tmp_path, "trials=6", "seed=1,2") == 0
+    assert "trial 5: pruned after 0 steps" in capsys.readouterr().out
+    assert [each["state"] for each in search_record(tmp_path)["trials"]] == ["COMPLETE"] * 5 + ["PRUNED"]
+    lengths = sorted(len(file.read_text().splitlines()) for file in tmp_path.glob("*/*/metrics.jsonl"))
+    assert lengths == [1] + [3] * 11
+
+
+def test_the_objective_is_any_metric_of_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows_of(monkeypatch, lambda trial, _: {"loss/value": 1.0 + trial, "eval/return": 7.0}, lambda *_: {})
+    for objective, best in (("loss/value", 3), ("-loss/value", 1)):
+        assert search_in(tmp_path, "trials=3", f"objective={objective}", "eval_every=0") == 0
+        out = capsys.readouterr().out
+        assert f"best of 3 trials: loss/value {best}" in out
+        assert f", loss/value 3 (best {best}, trial " in out
+    with pytest.raises(RunError, match=r"objective=loss/values: no row has it; did you mean loss/value\?"):
+        search_in(tmp_path, "trials=3", "objective=loss/values")
+    assert "trial 1" not in capsys.readouterr().out
+
+
+def test_a_trial_without_a_number_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows_of(monkeypatch, lambda trial, _: {"eval/return": 1.0 if trial else None})
+    assert search_in(tmp_path, "trials=2") == 1
+    assert "trial 0: failed, its eval/return is not a number" in capsys.readouterr().err
+
+
+def test_samplers_and_pruners_are_chosen_by_name(quick: Trials, tmp_path: Path) -> None:
+    def drawn(folder: str, *words: str) -> list[dict[str, Any]]:
+        assert search_in(tmp_path / folder, "trials=2", *words) == 0
+        return [each["params"] for each in search_record(tmp_path / folder)["trials"]]
+
+    seeded = drawn("a", "sampler=RandomSampler", "sampler.seed=3")
+    assert drawn("b", "sampler=RandomSampler", "sampler.seed=3") == seeded
+    assert drawn("c", "sampler=RandomSampler", "sampler.seed=4") != seeded
+    assert drawn("d", "sampler=RandomSampler", "pruner=HyperbandPruner", "pruner.max_resource=9") != seeded
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["sampler=TPEsampler"], "sampler=TPEsampler: no such sampler; did you mean TPESampler? allowed: "),
+        (["sampler=GridSampler"], "sampler=GridSampler: no such sampler; "),  # its argument is no plain value
+        (["sampler=os:system"], "sampler=os:system: no such sampler; "),
+        (["sampler.sed=3"], "sampler.sed=3: TPESampler has no such argument; did you mean seed? allowed: "),
+        (["sampler.gamma=3"], "sampler.gamma=3: TPESampler has no such argument; "),  # it is a function
+        (["sampler.seed=x"], "sampler.seed=x: expected int or None"),
+        (["sampler=BruteForceSampler"], "sampler=BruteForceSampler: FloatDistribution.step must be given"),
+        (
+            ["sampler=CmaEsSampler"],
+            "sampler=CmaEsSampler: import of cmaes halted; None in sys.modules; use ",
+        ),
+        (["sampler.n_ei_candidates=0"], "sampler=TPESampler: "),
+        (["pruner=PercentilePruner", "pruner.percentile=200"], "pruner=PercentilePruner: Percentile must be"),
+        (["storage=here"], "storage: expected postgresql://USER@HOST/NAME or the like; allowed: "),
+        (
+            ["storage=postgres://me:PW@host/lab"],
+            "storage=postgres://...: expected postgresql://USER@HOST/NAME or the like; did you mean postg",
+        ),
+        (
+            ["storage=mssql+pyodbc://me:PW@host/lab"],
+            "storage=mssql+pyodbc://...: pyodbc is not installed; use ",
+        ),
+        (
+            ["algo.gamma=0.9,0.99", "seed=1,2"],
+            "a search draws its own values: leave out lists, except for seeds",
+        ),
+    ],
+)
+def test_a_wrong_study_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], answer: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "cmaes", None)  # not installed
+    with pytest.raises(ConfigError) as refused:
+        search_in(tmp_path, *words)
+    assert str(refused.value).startswith(answer)
+    assert "PW" not in str(refused.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_journal_that_was_cut_in_a_line_goes_on_and_another_file_is_refused(
+    quick: Trials, tmp_path: Path
+) -> None:
+    assert search_in(tmp_path, "trials=1") == 0
+    (file,) = tmp_path.glob("sweeps/*/study.journal")
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"op_code":')
+    assert search_in(tmp_path, "trials=2") == 0
+    assert file.read_bytes().startswith(whole + b'{"op_code":0')
+    assert [each["number"] for each in search_record(tmp_path)["trials"]] == [0, 1]
+    file.write_text("[]\n")
+    with pytest.raises(ConfigError, match=r"study\.journal is no journal of Optuna: "):
+        search_in(tmp_path, "trials=2")
+
+
+@pytest.mark.parametrize(("beats", "numbers"), [(0.2, [0]), (1000.0, [1])])
+def test_a_long_trial_in_a_database_shows_life_and_a_silent_one_is_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: float, numbers: list[int]
+) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    monkeypatch.setattr(study, "SILENT_S", 2)
+    monkeypatch.setattr(search, "BEAT_EVERY_S", beats)
+
+    def later(trial: int, _: int) -> dict[str, float | None]:
+        """Another command looks while the first trial runs."""
+        if trial == 0:
+            time.sleep(4)
+            (name,) = optuna.get_all_study_names(storage)
+            database = open_database(storage, lambda study, trial: study.enqueue_trial(trial.params))
+            optuna.storages.fail_stale_trials(optuna.load_study(study_name=name, storage=database))
+        return {"eval/return": 1.0}
+
+    rows_of(monkeypatch, later)
+    assert search_in(tmp_path, "trials=1", f"storage={storage}") == 0
+    assert [each["number"] for each in search_record(tmp_path)["trials"]] == numbers
+
+
+def test_a_received_study_names_no_folder(quick: Trials, tmp_path: Path) -> None:
+    """A name of a run that leads elsewhere is another name, and so there is no such run."""
+    outside = write_run(tmp_path / "outside", status="interrupted", env="CartPole")
+    assert search_in(tmp_path / "runs", "trials=1") == 0
+    (file,) = tmp_path.glob("runs/sweeps/*/study.journal")
+    received = optuna.load_study(study_name=file.parent.name, storage=open_journal(file))
+    for name in (str(outside), f"../../outside/ppo-CartPole/{outside.name}"):
+        received.enqueue_trial(
+            received.trials[0].params | {"algo.ent_coef": 0.0}, user_attrs={"run-seed1": name}
+        )
+    assert search_in(tmp_path / "runs", "trials=3") == 0
+    assert len([*tmp_path.glob("runs/ppo-CartPole/*-seed1-*")]) == 3
+    assert not (outside / paths.LOCK).exists()
 
 
 @pytest.mark.parametrize(

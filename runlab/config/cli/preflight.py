@@ -57,6 +57,7 @@ class Plan:
     shown: bool = False  # instead of run
     sweep: bool = False
     num_jobs: int = 1
+    seeds: list[int]  # of the jobs, as typed
     configs: list[Config]  # of jobs that differ only in their seed, one
     overrides: list[list[str]] = field(default_factory=list)  # of each configuration
     words: list[str] = field(default_factory=list)  # identify the sweep, whatever its folder and launcher
@@ -130,6 +131,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             beside, launcher = _beside(compose_values(jobs[0]), len(jobs))
             argv = [text for text in plain if not text.lstrip("+").startswith(_N_JOBS)]
             argv += [*launcher, "--multirun"]
+        seeds = [word.removeprefix("seed=") for job in jobs for word in job if _SEED.fullmatch(word)]
         distinct: dict[tuple[str, ...], list[str]] = {}
         for each in jobs:
             distinct.setdefault(tuple(text for text in each if not _SEED.fullmatch(text)), each)
@@ -148,6 +150,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             shown=arguments.cfg is not None,
             sweep=sweep,
             num_jobs=len(jobs),
+            seeds=[*map(int, dict.fromkeys(seeds))],
             configs=configs,
             overrides=own_words,
             words=_words_of_sweep(plain) if sweep else [],
