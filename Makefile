@@ -110,7 +110,7 @@ resume: $(STAMP) ## resume a run that ended early: make resume run=RUN [total_en
 search: $(STAMP) ## search for hyperparameters: make search sweep=ppo-rates algo=ppo env=Hopper trials=40
 	$(COMMAND)
 
-evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N]
+evaluate: $(STAMP) ## evaluate the policy of a run: make evaluate run=RUN [episodes=N] [checkpoint=best]
 	$(COMMAND)
 
 film: $(STAMP) ## film the policy of a run: make film run=RUN [episodes=4 grid=2x2] [checkpoint=all] [gif=true]

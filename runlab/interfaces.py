@@ -13,26 +13,40 @@ Shape legend, used in trailing comments everywhere:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from runlab.errors import ConfigError
+
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 
-# A function of encoded observations (B, O) and a memory: deterministic actions (B, A), and the memory (B, M)
-# after them, for the next call. The memory is None at the start of episodes, and always None for an algorithm
-# that has none. Each row belongs to an episode, so that a caller drops the rows of episodes that have ended.
-Act = Callable[["np.ndarray", "np.ndarray | None"], tuple["np.ndarray", "np.ndarray | None"]]
+class Act(Protocol):
+    """A function of encoded observations (B, O) and a memory: actions (B, A), and the memory (B, M) after it.
+
+    The memory is None at the start of episodes, and always None for an algorithm that has none. Each row
+    belongs to an episode, so that a caller drops the rows of episodes that have ended. A row's action is
+    deterministic, or drawn from its own one of `rngs`, which are on the CPU.
+    """
+
+    def __call__(
+        self, obs: np.ndarray, memory: np.ndarray | None, rngs: Sequence[Generator] | None = None, /
+    ) -> tuple[np.ndarray, np.ndarray | None]: ...
 
 
 class Episode(NamedTuple):
-    """A finished episode as the environment counted it: undiscounted, unscaled return and its length."""
+    """A finished episode as the environment counted it: undiscounted, unscaled return and its length.
+
+    `infos` has the last value that its steps gave for each entry of `env.logged_infos`.
+    """
 
     episode_return: float
     length: int
+    infos: Mapping[str, float] = {}
 
 
 class ForwardPass(NamedTuple):
@@ -106,7 +120,8 @@ class Algorithm(Protocol):
     def act(self, obs: np.ndarray) -> np.ndarray:
         """Deterministic actions (B, A) for encoded observations (B, O). Changes no state of training.
 
-        An algorithm with a memory acts as at the start of episodes.
+        An algorithm with a memory acts as at the start of episodes. For `eval_policy=sample` it also takes
+        the generators of an `Act` as `rngs`, in `act_from` if it has that; without them nothing is drawn.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,10 +147,19 @@ def replay_of(algorithm: Algorithm) -> Replay | None:
     return replay
 
 
-def act_of(algorithm: Algorithm) -> Act:
-    """The function by which an algorithm acts, with or without a memory."""
-    act_from: Act | None = getattr(algorithm, "act_from", None)
-    return act_from or (lambda obs, memory: (algorithm.act(obs), None))
+def act_of(algorithm: Algorithm, policy: str = "mode") -> Act:
+    """The function by which an algorithm acts, with or without a memory; it draws if `policy` is `sample`.
+
+    `ConfigError` if the algorithm cannot draw.
+    """
+    act_from: Any = getattr(algorithm, "act_from", None)
+    if policy == "sample" and "rngs" not in inspect.signature(act_from or algorithm.act).parameters:
+        name = (act_from or algorithm.act).__qualname__
+        raise ConfigError(f"eval_policy=sample: {name}() has no parameter rngs to draw from; use mode")
+    method: Any = act_from or (lambda obs, memory, **rngs: (algorithm.act(obs, **rngs), None))
+    if policy == "sample":
+        return lambda obs, memory, rngs=None: method(obs, memory, rngs=rngs)
+    return lambda obs, memory, rngs=None: method(obs, memory)
 
 
 def forward_passes_of(algorithm: Algorithm) -> Mapping[str, ForwardPass] | None:

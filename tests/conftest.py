@@ -112,7 +112,8 @@ def env_config(
     env_id: str, num_envs: int = 1, num_workers: int = 0, limit: int | None = None, **changes: Any
 ) -> EnvConfig:
     """The configuration of an environment, with `changes` to what conf/env/_gymnasium.yaml has."""
-    values: dict[str, Any] = {"kwargs": {}, "wrappers": {}, "training_wrappers": {}, "infos": [], **changes}
+    values: dict[str, Any] = {"kwargs": {}, "wrappers": {}, "training_wrappers": {}, "infos": []}
+    values |= {"logged_infos": [], **changes}
     return EnvConfig(id=env_id, num_envs=num_envs, num_workers=num_workers, max_episode_steps=limit, **values)
 
 

@@ -85,12 +85,12 @@ class Lasting(gym.Env[np.ndarray, Any]):
 def test_an_evaluation_hands_each_episode_its_own_memory(most_beside: int) -> None:
     codec = FlatCodec("Lasting", Lasting.observation_space, Lasting.action_space)
 
-    def act(obs: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def act(obs: np.ndarray, memory: Any, _rngs: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Actions of reward 1 where the memory is the observation before; 0 in the first step."""
         right = np.zeros_like(obs) if memory is None else memory == obs + 1.0
         return right.astype(int), obs
 
-    def of_another(obs: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def of_another(obs: np.ndarray, memory: Any, _rngs: Any = None) -> tuple[np.ndarray, np.ndarray]:
         return act(obs, None if memory is None else memory[::-1])
 
     episodes = evaluate(Lasting, codec, act, range(8), most_beside=most_beside)

@@ -324,7 +324,7 @@ def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it
             env, steps = gym.make("Pendulum-v1", max_episode_steps=limit), itertools.count(1)
             return gym.wrappers.TransformReward(env, lambda _: math.nan if next(steps) == broken_at else 1.0)
 
-        def act(obs: np.ndarray, _memory: np.ndarray | None) -> tuple[np.ndarray, None]:
+        def act(obs: np.ndarray, _memory: Any, _rngs: Any = None) -> tuple[np.ndarray, None]:
             return np.zeros((len(obs), 1), np.float32), None
 
         episodes = evaluate(make, codec, act, [1, 2])
@@ -342,9 +342,9 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
     """The evaluation is cut short, and what was learned until then is saved."""
     run_dir = tmp_path / "run"
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **more: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*arguments)
+        return evaluate(*arguments, **more)
 
     monkeypatch.setattr("runlab.run.observers.evaluate", interrupted)
     assert run(job_in(run_dir, configure, "eval_every=64", "checkpoint_every=100000")) == 128 + signal.SIGTERM
@@ -431,9 +431,9 @@ def test_a_run_whose_folder_is_moved_ends_and_begins_no_other(
 ) -> None:
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
 
-    def meanwhile(*arguments: Any) -> Any:
+    def meanwhile(*arguments: Any, **more: Any) -> Any:
         runs.rename(elsewhere)
-        return evaluate(*arguments)
+        return evaluate(*arguments, **more)
 
     monkeypatch.setattr("runlab.run.observers.evaluate", meanwhile)
     with pytest.raises(RunError, match="was moved or deleted under the run"):

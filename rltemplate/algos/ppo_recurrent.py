@@ -14,7 +14,7 @@ Everything else is PPO's.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -161,13 +161,18 @@ class PPORecurrent(PPO):
         return self.decide_now(obs, self.at_start(len(obs)))[0]
 
     @torch.no_grad()
-    def act_from(self, obs: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def act_from(
+        self,
+        obs: np.ndarray,
+        memory: np.ndarray | None,
+        rngs: Sequence[torch.Generator] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """An `Act` of runlab/interfaces.py."""
         carry = self.at_start(len(obs))
         if memory is not None:
             carry = Carry(torch.zeros_like(carry.begins), self.to_device(memory))
         policy, _, after = self.decide_now(self.to_device(obs), carry)
-        return self.dist.mode(policy).cpu().numpy(), after.memory.cpu().numpy()
+        return self.chosen(policy, rngs), after.memory.cpu().numpy()
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """Policy, value and memory; a row is an observation and the memory before it, side by side."""

@@ -95,8 +95,15 @@ class StatefulAlgorithm:
         raise NotImplementedError
 
     @torch.no_grad()
-    def act(self, obs: np.ndarray) -> np.ndarray:
-        return self.dist.mode(self.policy(self.to_device(obs))).cpu().numpy()
+    def act(self, obs: np.ndarray, rngs: Sequence[torch.Generator] | None = None) -> np.ndarray:
+        return self.chosen(self.policy(self.to_device(obs)), rngs)
+
+    def chosen(self, params: Tensor, rngs: Sequence[torch.Generator] | None) -> np.ndarray:
+        """Actions (B, A) for parameters (B, P) of the distribution: its mode, or a draw of each row's own."""
+        if rngs is None:
+            return self.dist.mode(params).cpu().numpy()
+        noise = torch.cat([self.dist.noise(1, rng) for rng in rngs])
+        return self.dist.sample(params, noise.to(params)).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
         progress = {} if self.obs is None else {"obs": self.obs.clone(), "envs": self.envs.state_dict()}

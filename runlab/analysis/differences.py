@@ -54,7 +54,7 @@ REVISION = "revision"  # the key of a difference in code with unknown files
 NOT_RECORDED = "(not recorded)"
 SEED = "seed"
 _IDLE_KEYS = (SEED, "experiment")  # keys of the configuration that compute nothing themselves
-_EVALUATION_KEYS = ("eval_every", "eval_episodes")
+_EVALUATION_KEYS = ("eval_every", "eval_episodes", "eval_policy")
 _NAMED = 6  # factors in a line
 _Facts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of both runs, by section
 

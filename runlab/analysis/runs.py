@@ -136,7 +136,7 @@ def check_name(runs: Sequence[Run], name: str, word: str) -> None:
 
 
 # Keys that may differ between runs of one experiment: the seed, and keys that do not change results. The
-# steps between evaluations and the episodes of each must be equal.
+# steps between evaluations, and the episodes and the policy of each, must be equal.
 _NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if not key.startswith("eval_")))
 
 
@@ -145,7 +145,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: text_of(value)
         for key, value in leaves(config)
-        if key.partition(".")[0] not in _NO_EXPERIMENT and key not in EXECUTION_KEYS
+        if {key, key.partition(".")[0]}.isdisjoint((*_NO_EXPERIMENT, *EXECUTION_KEYS))
     }
 
 

@@ -19,11 +19,11 @@ _PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 
 # Root keys of the configuration about the place and the purpose of a run.
 BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "name", "note", "baseline", "baseline_check")
-# Keys of observers, which change no result.
+# Keys of observers, in dotted form, which change no result.
 OBSERVER_KEYS = (
-    *("logger", "trace", "log_every", "eval_every", "eval_episodes"),
+    *("logger", "trace", "log_every", "eval_every", "eval_episodes", "eval_policy", "env.logged_infos"),
     *("video_every", "video_size", "video_fps", "video_renderer"),
-    *("checkpoint_every", "checkpoints_kept"),
+    *("checkpoint_every", "checkpoints_kept", "keep_best"),
 )
 # Keys, in dotted form, that change how a run is computed and not its numbers.
 EXECUTION_KEYS = ("env.num_workers",)
@@ -103,7 +103,7 @@ COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d",
 
 def key_affects_results(key: str) -> bool:
     """True if a key of the configuration, in dotted form, may change results; see `BOOKKEEPING_KEYS` too."""
-    return key.partition(".")[0] not in OBSERVER_KEYS and key not in EXECUTION_KEYS
+    return {key, key.partition(".")[0]}.isdisjoint((*OBSERVER_KEYS, *EXECUTION_KEYS))
 
 
 def fact_affects_results(name: str) -> bool:

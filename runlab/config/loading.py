@@ -99,6 +99,10 @@ def check(config: Config) -> None:
     wandb = config.logger.wandb.problems() if config.logger.wandb.enabled else ()
     for problem in itertools.chain(_out_of_range(config, ""), *by_algo, wandb):
         raise ConfigError(problem)
+    if config.keep_best and not (config.eval_every and config.checkpoint_every):
+        raise ConfigError("keep_best=true: eval_every and checkpoint_every must be at least 1")
+    if own := sorted({"return", "length"}.intersection(config.env.logged_infos)):
+        raise ConfigError(f"env.logged_infos: every row has episode/{own[0]} already; leave out {own[0]}")
     if num_workers > num_envs:
         raise ConfigError(f"env.num_workers={num_workers}: must be at most env.num_envs={num_envs}")
     if config.compile and not may_compile(config):

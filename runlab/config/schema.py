@@ -30,6 +30,7 @@ Device = StrEnum("Device", ["cpu", "cuda", "auto"])
 Level = StrEnum("Level", ["fast", "repeat", "invariant", "profile"])
 # Methods of matrix products, see `determinism/kernels.py`; `auto` is chosen for the machine.
 Products = StrEnum("Products", ["plain", "auto", "strict", "padded", "tiled", "blas"])
+EVAL_POLICIES = ("mode", "sample")  # the most probable action of a policy, or a draw as in training
 # Detail of the trace: none, per iteration, or also per step and update.
 TraceDetail = StrEnum("TraceDetail", ["off", "iteration", "step"])
 
@@ -46,6 +47,7 @@ class EnvConfig:
     wrappers: dict[str, Any] = field()
     training_wrappers: dict[str, Any] = field()
     infos: list[str] = field()
+    logged_infos: list[str] = field()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,12 +134,14 @@ class Config:
     log_every: int = number(0, MOST_STEPS)
     eval_every: int = number(0, MOST_STEPS)
     eval_episodes: int = count(10_000)
+    eval_policy: str = choice(*EVAL_POLICIES)
     video_every: int = number(0, MOST_STEPS)
     video_size: int = number(16, 2048)
     video_fps: int | None = number(1, 120)
     video_renderer: str = choice("auto", "egl", "osmesa", "glfw", "raycast")
     checkpoint_every: int = number(0, MOST_STEPS)
     checkpoints_kept: int = count()
+    keep_best: bool = field()
 
 
 @dataclass(slots=True, kw_only=True)

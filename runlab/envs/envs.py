@@ -7,6 +7,7 @@ From the inside out: gymnasium.make with its time limit, wrappers, `ActionRecord
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,7 +79,9 @@ class Envs:
         episodes: list[Episode] = []
         done = terminated | truncated
         if np.count_nonzero(done):
-            episodes += map(Episode, self._returns[done].tolist(), self._lengths[done].tolist())
+            logged = self._vector.call("episode_infos") if self.config.logged_infos else [{}] * self.num_envs
+            infos = compress(logged, done)
+            episodes += map(Episode, self._returns[done].tolist(), self._lengths[done].tolist(), infos)
             self._returns[done] = 0.0
             self._lengths[done] = 0
             obs = next_obs.copy()

@@ -66,9 +66,11 @@ class ActionRecorder:
     note that names the step.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], name: str) -> None:
+    def __init__(self, env: gym.Env[Any, Any], name: str, logged: Sequence[str] = ()) -> None:
         self.env = env
         self._name = name
+        self._logged = logged  # `env.logged_infos`
+        self._episode_infos: dict[str, float] = {}
         self._process = os.getpid()
         self._info: Any = {}  # of the last reset or step
         self._check_obs = validity.obs_check(env.observation_space)
@@ -100,6 +102,7 @@ class ActionRecorder:
             self._explain(error, "reset")
             raise
         self._episodes.append(_Episode(seed is not None, generator))
+        self._episode_infos = {}
         self._last = (obs, 0.0, False, False)
         return checked
 
@@ -123,7 +126,16 @@ class ActionRecorder:
             self._explain(error, f"step {running.length} of its episode")
             raise
         self._last = (obs, reward, terminated, truncated)
+        if self._logged:
+            for name, array in self.infos(self._logged).items():
+                if array.size != 1:
+                    raise RunError(f"{self._name}: info has {array.size} numbers as {name}, expected one")
+                self._episode_infos[name] = float(array.item())
         return checked, reward, terminated, truncated
+
+    def episode_infos(self) -> dict[str, float]:
+        """The last value of each logged entry of info in the steps of this episode, where one was given."""
+        return self._episode_infos
 
     def infos(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The entries of the last info that exist; `a.b` is the entry b of a."""

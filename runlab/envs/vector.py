@@ -66,7 +66,7 @@ class EnvGroup:
         num, self._envs = len(table), []
         for number in range(num)[group]:
             name = config.id if num == 1 else f"{config.id}, environment {number + 1} of {num}"
-            self._envs.append(ActionRecorder(make_env(config, training=True), name))
+            self._envs.append(ActionRecorder(make_env(config, training=True), name, config.logged_infos))
         self._actions = table["action"][group]
         self._results = StepResult(*(table[group][name] for name in StepResult._fields))
         self._steps = [env.step for env in self._envs]

@@ -23,6 +23,7 @@ from runlab.determinism.programs import NoCompilerError
 from runlab.envs.exits import exits_are_errors
 from runlab.envs.global_rng import seed_global_rng
 from runlab.errors import ConfigError
+from runlab.interfaces import act_of
 from runlab.launch.subprocesses import PARENT_VARIABLE
 from runlab.run.files import to_stderr
 from runlab.run.job import Job
@@ -57,6 +58,7 @@ def _run(job: Job) -> int:
         algorithm, envs = project().build(config)
         training.algorithm = algorithm
         check_state(algorithm)
+        act_of(algorithm, config.eval_policy)
         signals.enter_context(stop_signals(stop))
         if config.compile:
             settings |= try_programs(algorithm, config.trace is TraceDetail.step, to_stderr)

@@ -51,6 +51,7 @@ _NO_OBSERVERS: dict[str, Any] = {
     "log_every": 0,
     "eval_every": 0,
     "checkpoint_every": 0,
+    "keep_best": False,
     "logger.console": False,
     "logger.tensorboard": False,
     "logger.sinks": {},

@@ -9,28 +9,23 @@ from runlab.config.loading import about_added, complete, to_dict
 from runlab.config.project import project
 from runlab.config.schema import Config, Device
 from runlab.envs.make import check_env
-from runlab.errors import ConfigError
 from runlab.interfaces import Algorithm, Environments
-from runlab.run.checkpoint import load_checkpoint, newest_checkpoint
+from runlab.run.checkpoint import load_chosen
 from runlab.run.files import to_stderr
 from runlab.run.limits import check_networks, load_to_act
+from runlab.run.manifest import LAST
 from runlab.run.trust import check_config
 
 
 def load_policy(
-    run_dir: Path, path: Path | None = None, trust: bool = False
+    run_dir: Path, wanted: str = LAST, trust: bool = False
 ) -> tuple[Config, Algorithm, Environments]:
-    """The configuration of a run and its newest policy, ready to act in a process of its own.
+    """The configuration of a run and a policy, ready to act in a process of its own.
 
-    `path` names one of its checkpoints instead of the newest. `ConfigError` for a policy that cannot act, and
-    without `trust` for one that names code from elsewhere (run/trust.py).
+    `wanted` is a value of `checkpoint=`. `ConfigError` for a policy that cannot act, and without `trust` for
+    one that names code from elsewhere (run/trust.py).
     """
-    if path is not None:
-        checkpoint = load_checkpoint(path, experience=False)
-    elif (newest := newest_checkpoint(run_dir, to_stderr, experience=False)) is not None:
-        checkpoint = newest
-    else:
-        raise ConfigError(f"{run_dir} has no checkpoint yet")
+    checkpoint = load_chosen(run_dir, wanted)
     config, added = complete(checkpoint.config)
     if added:
         to_stderr(about_added(run_dir.name, added))

@@ -17,6 +17,7 @@ from pathlib import Path
 from runlab.config.texts import choose, first_line
 from runlab.errors import ConfigError
 from runlab.run import paths
+from runlab.run.manifest import LAST
 from runlab.run.read import find_run
 
 POLICIES = Path("results") / "policies"
@@ -28,7 +29,9 @@ _TRIES = 8  # with one, a policy of Catch was lost
 
 
 @contextlib.contextmanager
-def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterator[Path]:
+def run_or_policy(
+    run: str | None, policy: str | None, runs_dir: Path, eval_policy: str | None = None
+) -> Iterator[Path]:
     """The folder with the checkpoints that `run=RUN` or `policy=NAME` names, while the block runs.
 
     NAME is a file in results/policies without its ending, or a path that ends in .zip. Raises ConfigError.
@@ -38,6 +41,8 @@ def run_or_policy(run: str | None, policy: str | None, runs_dir: Path) -> Iterat
     if run is not None:
         yield find_run(run, runs_dir)
         return
+    if eval_policy is not None:  # the file lacks what another way of acting reads
+        raise ConfigError(f"eval_policy={eval_policy}: a policy file acts as its run; give run=RUN")
     file = Path(str(policy))
     if file.suffix != ".zip":
         names = sorted(path.stem for path in POLICIES.glob("*.zip"))
@@ -66,21 +71,20 @@ def _unpack(file: Path, folder: Path) -> None:
         archive.extractall(folder)
 
 
-def export_policy(run_dir: Path, file: Path) -> None:
-    """Write the newest policy of a run into a policy file."""
+def export_policy(run_dir: Path, file: Path, checkpoint: str = LAST) -> None:
+    """Write a policy of a run into a policy file, for acting as in its evaluations."""
     import numpy as np
     import torch
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     from runlab.interfaces import act_of
     from runlab.rerun.policy import load_policy
-    from runlab.run.checkpoint import Checkpoints, newest_checkpoint
+    from runlab.rng import Streams
+    from runlab.run.checkpoint import Checkpoints, load_chosen
 
-    checkpoint = newest_checkpoint(run_dir, print, experience=False)
-    if checkpoint is None:
-        raise ConfigError(f"{run_dir} has no checkpoint yet")
-    _, algorithm, envs = load_policy(run_dir, path=checkpoint.path)
-    rng, act = np.random.default_rng(0), act_of(algorithm)
+    source = load_chosen(run_dir, checkpoint)
+    config, algorithm, envs = load_policy(run_dir, f"{paths.steps_of(source.path)}")
+    rng, act = np.random.default_rng(0), act_of(algorithm, config.eval_policy)
     size = 3, min(4096, 2**18 // envs.codec.obs_size + 1), envs.codec.obs_size  # images: fewer
     obs: np.ndarray = rng.normal(scale=3.0, size=size).astype(np.float32)
     if getattr(envs.codec, "obs_dtype", obs.dtype) == np.uint8:
@@ -89,8 +93,9 @@ def export_policy(run_dir: Path, file: Path) -> None:
     def actions() -> list[np.ndarray]:
         """The actions in three steps, since a memory of zeros hides its weights in the first one."""
         taken, memory = [], None
+        rngs = [Streams(0).torch("action")] * obs.shape[1]
         for rows in obs:
-            action, memory = act(rows, memory)
+            action, memory = act(rows, memory, rngs)
             taken.append(action)
         return taken
 
@@ -100,7 +105,7 @@ def export_policy(run_dir: Path, file: Path) -> None:
         return np.array_equal(actions(), expected)
 
     expected = actions()
-    leaves, form = tree_flatten({k: v for k, v in checkpoint.state.items() if k not in _OF_TRAINING})
+    leaves, form = tree_flatten({k: v for k, v in source.state.items() if k not in _OF_TRAINING})
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             # If noise in the place of a tensor does not change the actions, acting does not read it. Several
@@ -112,7 +117,7 @@ def export_policy(run_dir: Path, file: Path) -> None:
     algorithm.close()
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        path = Checkpoints(Path(folder), checkpoint.config, keep=1).save(int(state["env_steps"]), state, None)
+        path = Checkpoints(Path(folder), source.config, keep=1).save(int(state["env_steps"]), state, None)
         for part in (path, path.with_suffix(".json")):
             # Without a time stamp, so that equal policies give equal files.
             archive.writestr(zipfile.ZipInfo(part.name), part.read_bytes(), zipfile.ZIP_DEFLATED)

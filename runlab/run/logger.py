@@ -83,16 +83,23 @@ class Logger:
         import torch
 
         self._read()
+        names = _names_of(self._episodes)
+        rows = [(*each[:2], *(each.infos.get(name, math.nan) for name in names)) for each in self._episodes]
         return {
             "pending": {name: torch.tensor(v, dtype=torch.float64) for name, v in self._values.items()},
-            "episodes": torch.tensor(self._episodes, dtype=torch.float64).reshape(-1, 2),
+            "episodes": torch.tensor(rows, dtype=torch.float64).reshape(-1, 2 + len(names)),
+            "infos": names,
             "final_metrics": self.final_metrics,
             "wall_time_s": time.perf_counter() - self._begun,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._values = {name: values.tolist() for name, values in state["pending"].items()}
-        self._episodes = [Episode(total, int(length)) for total, length in state["episodes"].tolist()]
+        names = state.get("infos", [])  # earlier versions had none
+        self._episodes = [
+            Episode(total, int(length), dict(zip(names, infos, strict=True)))
+            for total, length, *infos in state["episodes"].tolist()
+        ]
         self.final_metrics = dict(state["final_metrics"])
         self._begun = time.perf_counter() - state["wall_time_s"]
 
@@ -163,10 +170,19 @@ def _summary(name: str, values: Sequence[float]) -> float:
 
 
 def episode_means(kind: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean return and length under the names that every log uses; nothing without an episode."""
+    """Means under the names that every log uses, of an info over the episodes that have it; may be empty."""
     if not episodes:
         return {}
-    return {
+    means = {
         f"{kind}/return": math.fsum(each.episode_return for each in episodes) / len(episodes),
         f"{kind}/length": sum(each.length for each in episodes) / len(episodes),
     }
+    for name in _names_of(episodes):
+        values = [value for each in episodes if not math.isnan(value := each.infos.get(name, math.nan))]
+        if values:
+            means[f"{kind}/{name}"] = _summary("", values)
+    return means
+
+
+def _names_of(episodes: Sequence[Episode]) -> list[str]:
+    return [*dict.fromkeys(name for each in episodes for name in each.infos)]

@@ -23,7 +23,7 @@ from rltemplate.learning.distributions import Categorical
 from rltemplate.learning.on_policy import Rollout, RolloutStep
 from runlab.__main__ import main
 from runlab.envs.make import make_env
-from runlab.interfaces import Probe
+from runlab.interfaces import Probe, act_of
 from runlab.rerun.policy_file import export_policy
 from runlab.run.evaluation import evaluate
 from runlab.run.trace import digest, entries, named_leaves
@@ -200,13 +200,13 @@ def test_evaluations_take_allowed_actions_only(configure: Configure, env: str) -
     ppo: Any = ppo_in(configure, *MASKED[env], "env.max_episode_steps=20")[0]
     config = ppo.envs.config
 
-    def forbidden() -> int:
+    def forbidden(policy: str = "mode") -> int:
         """Number of forbidden actions of five episodes; `Steps` would raise at the first."""
-        wrong = 0
+        wrong, chosen = 0, act_of(ppo, policy)
 
-        def act(obs: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        def act(obs: np.ndarray, memory: Any, rngs: Any = None) -> tuple[np.ndarray, Any]:
             nonlocal wrong
-            action: np.ndarray = ppo.act(obs)
+            action = chosen(obs, memory, rngs)[0]
             if env == "Taxi":
                 wrong += int((np.take_along_axis(obs[:, -6:], action, 1) == 0).sum())
             return action, memory
@@ -214,7 +214,7 @@ def test_evaluations_take_allowed_actions_only(configure: Configure, env: str) -
         evaluate(lambda: make_env(config), ppo.envs.codec, act, range(5))
         return wrong
 
-    assert forbidden() == 0
+    assert forbidden() == forbidden("sample") == 0
     ppo.extras_of = lambda obs: PPOExtras()
     if env == "Taxi":
         assert forbidden() > 0

@@ -22,6 +22,7 @@ from runlab.config.cli.preflight import preflight
 from runlab.determinism import kernels
 from runlab.envs.make import make_env
 from runlab.errors import ConfigError
+from runlab.interfaces import act_of
 from runlab.run.evaluation import evaluate
 
 
@@ -212,10 +213,11 @@ def test_evaluations_remember_each_episode_on_its_own(configure: Configure) -> N
     def episodes(act: Any, most_beside: int) -> list[Any]:
         return evaluate(lambda: make_env(config), codec, act, range(1, 9), most_beside=most_beside)
 
-    single = episodes(algorithm.act_from, 1)
+    act = act_of(algorithm)
+    single = episodes(act, 1)
     assert len({episode.length for episode in single}) > 2
-    assert episodes(algorithm.act_from, 8) == single
-    assert episodes(lambda obs, _: algorithm.act_from(obs, None), 8) != single  # without memory
+    assert episodes(act, 8) == single
+    assert episodes(lambda obs, _, rngs: act(obs, None), 8) != single  # without memory
     obs = np.zeros((2, 2), np.float32)
     assert np.array_equal(algorithm.act(obs), algorithm.act_from(obs, None)[0])
     algorithm.close()

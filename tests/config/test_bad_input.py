@@ -86,7 +86,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
         "env.num_workers=some: expected auto, or a whole number",
     ),
     (f"film {RUN} grid=2", "grid=2: expected rows x columns, such as 2x2, each from 1 to 6"),
-    (f"film {RUN} checkpoint=65", "checkpoint=65: did you mean 64? allowed: last, all, 64, 128, 192"),
+    (f"film {RUN} checkpoint=65", "checkpoint=65: did you mean 64? allowed: last, best, all, 64, 128, 192"),
     (f"stats {ONE},nothing", "runs=nothing: no run folders there"),
     (f"stats {ONE} by=logger", "by=logger: no run has logger as a single value"),
     ("report runs=runs", "runs=runs: no run folders there", "did you mean runs='runs/*/*'?"),

@@ -118,9 +118,9 @@ def test_a_level_that_promises_nothing_goes_on_with_a_note(
 def test_what_an_evaluation_changes_is_found_before_the_next_iteration(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changing(*arguments: Any) -> Any:
+    def changing(*arguments: Any, **more: Any) -> Any:
         torch.set_float32_matmul_precision("medium")
-        return evaluate(*arguments)
+        return evaluate(*arguments, **more)
 
     monkeypatch.setattr("runlab.run.observers.evaluate", changing)
     with pytest.raises(RunError, match="has set that before iteration 2, which began after 64 environment"):

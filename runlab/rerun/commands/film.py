@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runlab.config.command_args import argument, file, switch, whole
-from runlab.config.texts import choose
+from runlab.config.command_args import argument, file, one_of, switch, whole
+from runlab.config.schema import EVAL_POLICIES
 from runlab.errors import ConfigError, in_a_line
 from runlab.rerun.policy_file import run_or_policy
 from runlab.run import paths
-from runlab.run.manifest import list_checkpoints
+from runlab.run.manifest import LAST, chosen_checkpoints
 from runlab.run.paths import steps_of
 from runlab.run.trust import check_folder
 
@@ -45,10 +45,11 @@ def grid_of(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Film a policy: run=RUN or policy=NAME [episodes=N] [grid=2x2] [checkpoint=last|all|STEPS] [gif=true].
+    """Film a policy: run=RUN or policy=NAME [episodes=N] [grid=2x2] [checkpoint=last|best|all|N] [gif=true].
 
     Episodes follow each other; with `grid` they play side by side, as many as it has cells. With
     `checkpoint=all` the film has `episodes` of each kept checkpoint, which shows what was learned in between.
+    `checkpoint=best` and `eval_policy` are as in `make evaluate`.
     Episode i begins like episode i of `make evaluate` with this seed. There the policy decides for several
     episodes together, which may round differently. `size` is the edge of MuJoCo's pictures in pixels; other
     environments draw in a size of their own. The film is an MP4 in the run's `videos/`, or `out=FILE.mp4`;
@@ -60,7 +61,8 @@ class Args:
     policy: str | None = argument(default=None)
     episodes: int | None = argument(whole(1, 100), None)
     grid: tuple[int, int] = argument(grid_of, (1, 1))
-    checkpoint: str = argument(default="last")
+    checkpoint: str = argument(default=LAST)
+    eval_policy: str | None = argument(one_of(*EVAL_POLICIES), None)
     size: int = argument(whole(16, 2048), 480)
     gif: bool = argument(switch, False)
     seed: int = argument(whole(0), 0)
@@ -72,10 +74,10 @@ class Args:
 def main(args: Args) -> int:
     """Write the film, and print its path."""
     with (
-        run_or_policy(args.run, args.policy, args.runs_dir) as run_dir,
+        run_or_policy(args.run, args.policy, args.runs_dir, args.eval_policy) as run_dir,
         tempfile.TemporaryDirectory() as folder,
     ):
-        checkpoints = _chosen(run_dir, args.checkpoint)
+        checkpoints = chosen_checkpoints(run_dir, args.checkpoint, "all")
         out = args.out
         if out is None and args.policy is not None:
             out = Path(f"{run_dir.name}.mp4")
@@ -109,18 +111,6 @@ def main(args: Args) -> int:
     return 0
 
 
-def _chosen(run_dir: Path, wanted: str) -> list[Path]:
-    """The checkpoints that `checkpoint=` names, the oldest first."""
-    checkpoints = list_checkpoints(run_dir)
-    if not checkpoints:
-        raise ConfigError(f"{run_dir} has no checkpoint yet")
-    choices = {"last": checkpoints[-1:], "all": checkpoints}
-    choices |= {str(steps_of(path)): [path] for path in checkpoints}
-    if wanted not in choices:
-        raise ConfigError(f"checkpoint={wanted}: {choose(wanted, choices)}")
-    return choices[wanted]
-
-
 def _clips(args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], folder: Path) -> Iterator[Clip]:
     """Play an episode for each of `seeds` with the policy of a checkpoint, and draw it."""
     from runlab.envs.exits import exits_are_errors
@@ -131,11 +121,12 @@ def _clips(args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], fo
     from runlab.run.video.film import Clip
     from runlab.run.video.recorder import VideoRecorder
 
-    config, algorithm, envs = load_policy(run_dir, path=checkpoint, trust=args.trust)
-    make, act, steps = partial(make_env, config.env), act_of(algorithm), steps_of(checkpoint)
-    notes = list[str]()
+    steps = steps_of(checkpoint)
+    config, algorithm, envs = load_policy(run_dir, f"{steps}", args.trust)
+    make, notes = partial(make_env, config.env), list[str]()
     recorder = VideoRecorder(make, notes.append, size=args.size, fps=config.video_fps)
     try:
+        act = act_of(algorithm, args.eval_policy or config.eval_policy)
         with exits_are_errors(), contextlib.redirect_stdout(sys.stderr):  # output of environments
             for number, seed in enumerate(seeds):
                 path, actions = folder / f"{steps}_{number}.mp4", list[Any]()

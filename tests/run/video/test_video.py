@@ -191,7 +191,7 @@ def test_the_film_is_the_episode_that_was_evaluated(tmp_path: Path) -> None:
     actions, seen = list[Any](), list[float]()
     codec = FlatCodec("Odd", Odd.observation_space, Odd.action_space)
 
-    def act(obs: np.ndarray, _memory: np.ndarray | None) -> tuple[np.ndarray, None]:
+    def act(obs: np.ndarray, _memory: Any, _rngs: Any = None) -> tuple[np.ndarray, None]:
         seen.append(float(obs[0, 0]))
         return np.array([[-0.9]], np.float32), None
 
