@@ -87,6 +87,7 @@ def test_copies_of_gymnasium_give_the_bits_of_the_pool(name: str, package: Any) 
         "env.kwargs.vectorization_mode=vector_entry_point": "begins episodes in the step after their end",
         "env.wrappers.TimeAwareObservation=null": "env.wrappers: not for Vector/CartPole-v1",
         "env.infos=[a]": "env.infos: ",
+        "env.logged_infos=[a]": "env.logged_infos: ",
         "env.num_workers=1": "env.num_workers=1: Vector/CartPole-v1 has none; use env.num_workers=0",
         "env.max_episode_steps=9": "env.max_episode_steps: ",
     }.items(),

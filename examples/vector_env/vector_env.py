@@ -123,7 +123,7 @@ class VectorPool:
         (backend, _, own), self._name = name.partition("/"), name
         if config.num_workers:
             raise ConfigError(f"env.num_workers={config.num_workers}: {name} has none; use env.num_workers=0")
-        for key in ("wrappers", "training_wrappers", "infos", "max_episode_steps"):
+        for key in ("wrappers", "training_wrappers", "infos", "logged_infos", "max_episode_steps"):
             if getattr(config, key):
                 raise ConfigError(f"env.{key}: not for {name}; leave it out, or use another environment")
         self.notes = [f"{backend}: {text}" for text in LOST]
