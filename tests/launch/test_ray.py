@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -192,7 +193,9 @@ def test_a_job_that_no_node_can_take_keeps_no_sweep_from_its_end(
     ray: Ray, start: Start, tmp_path: Path
 ) -> None:
     sweep = start("train", *LONG, *ON_CLUSTER, "seed=1,2", "hydra.launcher.num_gpus=1", **VARIABLES)
-    sweep.until(lambda: "output in" in sweep.said)
+    logs = "runs/sweeps/*/launcher.log"
+    sweep.until(lambda: any("Connect" in path.read_text() for path in tmp_path.glob(logs)))
+    time.sleep(5)  # the jobs are in Ray's queue by now
     sweep.process.send_signal(signal.SIGINT)
     sweep.end(130)
     assert runs_of(tmp_path) == []
