@@ -174,7 +174,13 @@ def test_a_wheel_trains_in_an_empty_folder(fork: Path, tmp_path: Path) -> None:
     install(site, fork)
     empty.mkdir()
     assert not (site / "pyproject.toml").exists()
-    for name in (f"{NAME}/py.typed", "runlab/py.typed", f"{NAME}/reference_returns.csv", f"{NAME}/conf"):
+    for name in (
+        f"{NAME}/py.typed",
+        "runlab/py.typed",
+        "hydra_plugins/runlab_ray.py",
+        f"{NAME}/reference_returns.csv",
+        f"{NAME}/conf",
+    ):
         assert (site / name).exists()
     words = ["train", "debug=fast", "env=CartPole", "num_threads=1", "run_dir=runs/ppo-CartPole/run"]
     run(empty, sys.executable, "-m", "runlab", *words, status=0, PYTHONPATH=str(site))

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,11 +96,13 @@ class Slurm:
                     of_jobs.append(int(path.parent.name))
                     status = dict(re.findall(r"(\w+):\s+(\S+)", (path.parent / "status").read_text()))
                     daemons.add(int(status["PPid"]))
-        pids = [pid for pid in daemons if "slurm" in Path(f"/proc/{pid}/comm").read_text()] + of_jobs
-        for pid in pids:  # first what would report how a job has ended
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        until(lambda: not any(map(alive, pids)))
+        daemons = {pid for pid in daemons if "slurm" in Path(f"/proc/{pid}/comm").read_text()}
+        for pids in (daemons, of_jobs):  # first what would report how a job has ended
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            while any(map(alive, pids)):
+                time.sleep(0.01)
 
     def jobs(self) -> dict[str, str]:
         """The node of each job that runs."""
