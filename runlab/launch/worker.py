@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import signal
 import sys
 from dataclasses import replace
 
@@ -24,7 +23,7 @@ from runlab.run.files import to_stderr
 from runlab.run.job import Job
 from runlab.run.trace import check_state
 from runlab.run.training_run import TrainingRun, check_level, with_named_products
-from runlab.signals import STOP_SIGNALS, Stop, stop_signals
+from runlab.signals import Stop, stop_signals
 from runlab.trial import try_programs
 
 
@@ -73,7 +72,6 @@ def _run(job: Job) -> int:
 
 def main() -> int:
     """Run the job of this process; the exit status."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray blocks Ctrl-C in all that it starts
     gc.freeze()  # garbage collections during training then leave out the imported modules
     return exit_status(lambda: run(Job.from_environment()))
 
