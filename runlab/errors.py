@@ -24,7 +24,7 @@ def in_a_line(trouble: str, kind: type[Exception] = ConfigError) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        raise kind(f"{trouble}: {error.strerror}") from error
+        raise kind(f"{trouble}: {error.strerror or error}") from error
 
 
 REFUSED = 2  # exit status after a ConfigError

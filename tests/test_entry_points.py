@@ -175,7 +175,8 @@ def test_a_wheel_trains_in_an_empty_folder(fork: Path, tmp_path: Path) -> None:
     empty.mkdir()
     assert not (site / "pyproject.toml").exists()
     page = ("report.html", "report.js", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
-    names = (f"{NAME}/py.typed", "runlab/py.typed", f"{NAME}/reference_returns.csv", f"{NAME}/conf")
+    names = [f"{NAME}/py.typed", "runlab/py.typed", "hydra_plugins/runlab_ray.py"]
+    names += [f"{NAME}/reference_returns.csv", f"{NAME}/conf"]
     for name in (*names, *(f"runlab/analysis/{part}" for part in page)):
         assert (site / name).exists()
     words = ["train", "debug=fast", "env=CartPole", "num_threads=1", "run_dir=runs/ppo-CartPole/run"]

@@ -59,7 +59,7 @@ _WATCH = "/run/used_code.py"  # lists the files of a run, itself among them
 # The process of a run loads none of these files. Versions of packages are read from the installation.
 _IDLE_PATHS = (
     *("bench", "conf", "docs", "results", "scripts", "tests", "LICENSE", "Makefile", "requirements.lock"),
-    *("CITATION.cff", "Dockerfile", "mkdocs.yml"),
+    *("CITATION.cff", "Dockerfile", "hydra_plugins", "mkdocs.yml"),
     *(f"{_MACHINERY}/{name}" for name in _IDLE_MACHINERY),
 )
 _IDLE_SUFFIXES = (".md", ".rst", ".ipynb", ".html", ".mp4", ".gif", ".tex", ".bib", ".pdf")
@@ -82,6 +82,8 @@ _IDLE_PACKAGES = {
     *("contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "platformdirs"),
     # records, and locks of folders
     *("msgspec", "filelock"),
+    # starting runs on Ray
+    *("ray", "attrs", "jsonschema", "jsonschema-specifications", "msgpack", "referencing", "rpds-py"),
     # searching
     *("optuna", "alembic", "colorlog", "mako", "sqlalchemy", "tqdm"),
     # the site

@@ -8,6 +8,7 @@ repeated, a run that ended early is resumed, and a missing one is started.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -17,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from runlab.run.read import leaves
 from runlab.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
 from runlab.run.trust import check_folder
 
+_SET_PDEATHSIG = 1  # of prctl: the signal that the kernel sends when the parent is gone
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
@@ -125,11 +128,14 @@ def _run(job: Job, log: Path, stop: Path) -> int:
     environment: Mapping[str, str] = json.loads(os.environ[process.COMMAND_VARIABLE])
     if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
         environment = os.environ  # the scheduler says which devices a job may use
-    environment = process.worker_environment(job, environment)
+    options: dict[str, Any] = {
+        "env": process.worker_environment(job, environment),
+        "stdin": subprocess.DEVNULL,
+    }
+    if "RAY_JOB_ID" in os.environ:  # Ray repeats a job whose process was killed: no run of it may be left
+        options["preexec_fn"] = partial(ctypes.CDLL(None).prctl, _SET_PDEATHSIG, signal.SIGKILL)
     with log.open("ab") as out:
-        run = subprocess.Popen(
-            process.worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
+        run = subprocess.Popen(process.worker_command(), stdout=out, stderr=out, **options)
     passed = 0
     try:
         while run.poll() is None:

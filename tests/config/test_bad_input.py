@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT, RecordedRun, program, run, until
 
 from runlab.__main__ import COMMANDS, main
+from runlab.config.cli import preflight
 from runlab.run import paths
 
 MANY, DEEP = ",".join(f"x{i}" for i in range(20_000)), "[" * 400 + "]" * 400
@@ -127,6 +128,10 @@ CALLS += [
         ("algo.num_minibatches=7 seed=1,2", "nearest that does: 8", "none algo.num_minibatches=7 seed=1)"),
         ("run_dir=a seed=1,2", "run_dir is the folder of a single run"),
         # how a sweep is carried out
+        (
+            "hydra/launcher=_ray seed=1,2",
+            "no such hydra/launcher; did you mean ray? allowed: basic, joblib, ",
+        ),
         ("seed=3 sweep=resume", "sweep=resume: this is a single run", "make resume run=RUN"),
         ("sweep=five-seed", "did you mean five-seeds? allowed: resume, five-seeds, paper, ppo-rates"),
         ("sweep=ppo-rates", "has values to draw from; make search sweep=ppo-rates"),
@@ -251,6 +256,11 @@ def refused(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 @pytest.mark.parametrize("line", CALLS, ids=lambda line: line[0].encode("unicode_escape").decode()[:70])
 def test_a_wrong_call_is_refused(line: tuple[str, ...], refused: Refused) -> None:
     refused(*line)
+
+
+def test_ray_is_refused_where_it_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda _: None)
+    refused("train seed=1,2 hydra/launcher=ray", "hydra/launcher=ray: needs a package; use ")
 
 
 @pytest.mark.parametrize(("name", "content", "words", "says"), DAMAGES)

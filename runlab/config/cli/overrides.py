@@ -144,6 +144,7 @@ def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Pa
         if key in (*group_names(), LAUNCHER):
             hydras = key == LAUNCHER
             named = loader.get_group_options(key, ObjectType.CONFIG) if hydras else option_names(key, more)
+            named = [each for each in named if not each.startswith("_")]
             allowed: dict[str, Any] = {**dict.fromkeys(named), **option_files(key, more)}
             names = [_option(key, name, allowed) for name in _names(override)]
             override = parser.parse_overrides([f"{key}={','.join(names)}"])[0]

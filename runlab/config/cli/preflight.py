@@ -10,9 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra import initialize_config_dir
@@ -40,13 +42,14 @@ from runlab.config.loading import CONF, in_one_line
 from runlab.config.schema import Config, register_schemas
 from runlab.config.secrets import refuse_secret_words
 from runlab.config.texts import readable
-from runlab.errors import ConfigError
+from runlab.errors import ConfigError, in_a_line
 from runlab.machine import usable_cores
 
 _RESUME = "resume"
 _SEED = re.compile(r"seed=[0-9]{1,18}")
 _SOON = 50  # configurations that are checked without a word
 _N_JOBS = "hydra.launcher.n_jobs"
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +211,10 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     Launchers other than joblib's decide themselves: 1, and no override.
     """
     with in_one_line():
-        if not str(OmegaConf.select(composed, "hydra.launcher._target_")).endswith("JoblibLauncher"):
+        launcher = str(OmegaConf.select(composed, "hydra.launcher._target_"))
+        if launcher.endswith("RayLauncher"):
+            _check_ray(composed.hydra.launcher.address)
+        if not launcher.endswith("JoblibLauncher"):
             return 1, []
         at_once = composed.hydra.launcher.n_jobs
         # Values `auto` are resolved later and share the remaining cores. Wrong values are refused later.
@@ -217,6 +223,19 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     cores = usable_cores() // max(1, threads + workers)
     beside = max(1, min(at_once if at_once > 0 else cores, num_jobs))
     return beside, [f"{_N_JOBS}={beside}"]
+
+
+def _check_ray(address: str) -> None:
+    """Raise `ConfigError` if there is no Ray: it would try for ever to reach the head of a cluster."""
+    if find_spec("ray") is None:
+        raise ConfigError("hydra/launcher=ray: needs a package; use .venv/bin/python -m pip install ray")
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise ConfigError(f"hydra.launcher.address={address}: expected local, auto or HOST:PORT")
+    with in_a_line(f"hydra.launcher.address={address}: no head of Ray answers"):
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
 
 
 def _values(override: Override) -> list[str]:
