@@ -6,6 +6,7 @@ The page loads nothing from a network, and text from run folders is escaped.
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import sys
 import time
@@ -169,6 +170,8 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
 
 
 def _newest_film(experiment: Experiment, folder: Path) -> Film | None:
+    if importlib.util.find_spec("av") is None:
+        return None
     import av
 
     videos = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runlab.config.command_args import argument, file, switch, whole
+from runlab.config.project import require
 from runlab.config.texts import choose
 from runlab.errors import ConfigError, in_a_line
 from runlab.rerun.policy_file import run_or_policy
@@ -49,7 +50,7 @@ class Args:
 
     Episodes follow each other; with `grid` they play side by side, as many as it has cells. With
     `checkpoint=all` the film has `episodes` of each kept checkpoint, which shows what was learned in between.
-    Episode i begins like episode i of `make evaluate` with this seed. There the policy decides for several
+    Episode i begins like episode i of `evaluate` with this seed. There the policy decides for several
     episodes together, which may round differently. `size` is the edge of MuJoCo's pictures in pixels; other
     environments draw in a size of their own. The film is an MP4 in the run's `videos/`, or `out=FILE.mp4`;
     `gif=true` writes an animated GIF beside it. NAME is a file of results/policies, or the path of a policy
@@ -71,6 +72,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Write the film, and print its path."""
+    require("av", "video", "film")
     with (
         run_or_policy(args.run, args.policy, args.runs_dir) as run_dir,
         tempfile.TemporaryDirectory() as folder,
