@@ -75,7 +75,8 @@ if command -v flock >/dev/null 2>&1 && ! flock -n 9; then
     flock 9
 fi
 
-TORCH=${TORCH:-$(cat .venv/.torch 2>/dev/null)}
+remembered=$(cat .venv/.torch 2>/dev/null)
+TORCH=${TORCH:-$remembered}
 case $TORCH in
     [!cr]* | *[!a-z0-9.]*) die "TORCH=$TORCH: no such build of torch; allowed: cpu, or one for your GPU such as cu126" ;;
 esac
@@ -136,15 +137,15 @@ kill $watch 2>/dev/null
 [ ! -t 2 ] || say ""
 rm -rf .venv/.tmp
 if [ "$status" -ne 0 ]; then
+    printf '%s' "$remembered" >.venv/.torch
     rm -f .venv/.installing # pip takes back what it has begun: an older .venv goes on working
     # The last error line, or the last line of a traceback.
     error=$(printf '%s\n' "$output" | grep -i 'error' | tail -n 1)
     error="    ${error:-$(printf '%s\n' "$output" | tail -n 1)}"
-    case $error in
-        *"torch=="*+*) die "No index that pip knows has this build." "$error" \
-            "The address for it is on pytorch.org, under Get Started: PIP_EXTRA_INDEX_URL=ADDRESS make install TORCH=$TORCH" ;;
-    esac
-    die "The dependencies could not be installed. pip's last error:" "$error" \
+    set --
+    [ -z "$TORCH" ] || set -- "PyPI has no torch for TORCH=$TORCH. The address of an index that has it is on pytorch.org, under Get Started:" \
+        "    PIP_EXTRA_INDEX_URL=ADDRESS make install TORCH=$TORCH"
+    die "The dependencies could not be installed. pip's last error:" "$error" "$@" \
         "The usual reasons are a full disk ($PWD/.venv needs $disk MB, and $download MB more for a moment)" \
         "and a network that is missing or has a proxy: pip config set global.proxy (or global.index-url) URL" \
         "To see all of it: .venv/bin/python -m pip install -r $lock"

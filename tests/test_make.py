@@ -294,6 +294,8 @@ def test_another_build_of_torch_is_installed_and_stays(fresh: Checkout) -> None:
     _, err = fresh.make("install", "TORCH=cu126", status=2)
     assert f"No matching distribution found for {torch}+cu126\n" in err
     assert "PIP_EXTRA_INDEX_URL=ADDRESS make install TORCH=cu126" in err
+    fresh.pip_does('for lock; do :; done; cat "$lock" >wanted')
+    assert wanted() == [f"{torch}+cpu"]  # the build that failed is forgotten
 
 
 @pytest.mark.long
