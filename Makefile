@@ -2,9 +2,10 @@
 #
 # Lower-case variables are overrides and reach the program exactly as the shell handed them to make:
 #     make train algo=sac env=Hopper seed=1,2,3 'algo.hidden_sizes=[256,256]'
-# Two UPPER-case variables are make's own; any other belongs into the environment, as in NAME=value make TARGET:
+# Three UPPER-case variables are make's own; any other belongs into the environment, as in NAME=value make TARGET:
 #     ARGS="..."    raw flags for the program behind the target, split at spaces; quotes keep a flag in one piece
 #     PYTHON=...    the interpreter that .venv is made with (default: the first of several that fits)
+#     TORCH=cpu     torch without CUDA, or with another one, as in TORCH=cu126 (default: the build of PyPI)
 #
 # No value typed as key=value is expanded or executed: it is read by 'value' only, and never exported.
 # Make evaluates some arguments before it reads this file, which cannot prevent that: a key with a $, key:=value,
@@ -26,9 +27,9 @@ $(foreach .key,$(TYPED),$(if $(findstring $(NEWLINE),$(value $(.key))),$(error T
 $(foreach .key,$(TYPED),$(if $(filter simple,$(flavor $(.key))),$(error Write $(.key)=... instead of $(.key):=...)))
 # Variables of make and of this file could be changed by any other name.
 LETTERS := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
-FOREIGN := $(filter-out ARGS PYTHON,$(filter .% $(LETTERS:=%),$(TYPED)))
+FOREIGN := $(filter-out ARGS PYTHON TORCH,$(filter .% $(LETTERS:=%),$(TYPED)))
 $(if $(FOREIGN),$(error Not known here: $(FOREIGN). Keys are in lower case, as in algo=sac; an environment variable goes in front: NAME=value make ...))
-KEYS := $(filter-out ARGS PYTHON,$(TYPED))
+KEYS := $(filter-out ARGS PYTHON TORCH,$(TYPED))
 # Make hands over no order, and the order of wrappers counts.
 $(foreach .group,env.wrappers env.training_wrappers,\
     $(if $(word 2,$(sort $(foreach .key,$(filter $(.group).%,$(KEYS)),$(firstword $(subst ., ,$(.key:$(.group).%=%)))))),\
@@ -40,6 +41,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules --no-builtin-variables
 
 ARGS =
 PYTHON ?=
+TORCH ?=
 VENV_PYTHON := .venv/bin/python
 STAMP := .venv/.installed
 
@@ -92,8 +94,8 @@ help:
 	    if [ -n "$$text" ]; then printf '  %-16s%s\n' "$$name" "$$text"; else printf '%s\n' "$$name"; fi; done
 
 # Cheap to ask each time, and an interpreter that the system has removed or replaced leaves a dead link.
-$(STAMP): requirements.lock pyproject.toml $(shell test -x $(VENV_PYTHON) || echo FORCE)
-	$(ALWAYS)@sh scripts/setup.sh $(if $(value PYTHON),$(call QUOTE,$(value PYTHON)))
+$(STAMP): requirements.lock pyproject.toml $(if $(value TORCH),FORCE,$(shell test -x $(VENV_PYTHON) || echo FORCE))
+	$(ALWAYS)@TORCH=$(call QUOTE,$(value TORCH)) sh scripts/setup.sh $(if $(value PYTHON),$(call QUOTE,$(value PYTHON)))
 
 FORCE:
 
@@ -182,9 +184,10 @@ docs: $(STAMP) ## the pages of docs/ as a site in site/, or served: make docs [s
 
 # pip-compile keeps what is pinned already; ARGS=--upgrade lets everything move. The index and the +cpu of
 # this machine's torch stay out of the lock, so that it installs anywhere, with or without CUDA.
+EXTRAS := dev search video wandb
 lock: $(STAMP)
 	@$(NO_OVERRIDES)cp requirements.lock .venv/lock.txt
-	@$(SPLIT_ARGS) $(VENV_PYTHON) -m piptools compile --quiet --extra dev --strip-extras --no-header --no-annotate \
+	@$(SPLIT_ARGS) $(VENV_PYTHON) -m piptools compile --quiet $(EXTRAS:%=--extra %) --strip-extras --no-header --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --no-emit-options --output-file .venv/lock.txt \
 	    $(SPLIT) pyproject.toml >/dev/null
 	@{ sed -n '1{/^#/p;}' requirements.lock; sed 's/+cpu$$//' .venv/lock.txt; } >.venv/lock.new

@@ -4,14 +4,22 @@ It serves the project that pyproject.toml declares, and imports nothing of it (c
 the package imports nothing heavy: neither torch nor Hydra.
 """
 
+import contextlib
 import gc
 import io
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 __version__ = "0.1.0"
+PROJECT = Path(__file__).resolve().parents[1]  # the folder whose repository has the code of a run
+INSTALLED = not (PROJECT / "pyproject.toml").is_file()  # from a wheel: that code is in the working folder
+with contextlib.suppress(OSError):  # it was deleted
+    if INSTALLED:
+        PROJECT = Path.cwd()
+        sys.path.append(str(PROJECT))  # last, so that no file there hides a module
 
 
 def _open_standard_streams() -> None:

@@ -73,7 +73,9 @@ def _run(argv: list[str]) -> int:
         print(_help())
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; {choose(name, [*COMMANDS, 'help'], 'make help')}")
+        from runlab.config.project import as_typed  # may raise an error for the user
+
+        raise ConfigError(f"{name}: no such command; {choose(name, [*COMMANDS, 'help'], as_typed('help'))}")
     module = _module(name)
     if "--help" in words or "-h" in words:
         print(usage(name, module.Args))

@@ -17,7 +17,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from runlab import __version__
+import xxhash
+
+from runlab import INSTALLED, __version__
 
 # CPU flags that select another code path, and so other bits, in BLAS, oneDNN, SLEEF or the C library.
 CPU_FLAGS = (
@@ -69,7 +71,7 @@ def package_versions(compiles: bool = False) -> dict[str, str]:
     """Versions of installed distributions by normalised name, and of this package.
 
     Of two versions of a distribution it is the one that Python imports. A distribution that declares a
-    project (config/project.py) is under `PROJECT_VERSION`.
+    project (config/project.py) is under `PROJECT_VERSION`, with a digest of its files where it is the code.
 
     They are those at the start of the process, and do not depend on what it has imported.
 
@@ -81,9 +83,18 @@ def package_versions(compiles: bool = False) -> dict[str, str]:
         for folder in Path(entry or ".").glob("*.dist-info"):
             name, _, version = folder.stem.partition("-")
             if "[runlab.project]" in (_text(folder / "entry_points.txt") or ""):
-                name, version = PROJECT_VERSION, f"{name} {version}"
+                name, version = PROJECT_VERSION, f"{name} {version}{_digest(folder) if INSTALLED else ''}"
             versions.setdefault(name.replace("_", "-").replace(".", "-").lower(), version)
     return dict(sorted(versions.items()))
+
+
+def _digest(facts: Path) -> str:
+    """A digest of the files of an installed package, by the list in its metadata folder."""
+    lines = (_text(facts / "RECORD") or "").splitlines()  # scripts are other ones in each environment
+    listed = sorted(
+        line for line in lines if "sha256=" in line and not line.startswith(("..", "bin/", facts.name))
+    )
+    return f" {xxhash.xxh3_64_hexdigest(repr(listed).encode())}"
 
 
 def cpp_compiler() -> str | None:

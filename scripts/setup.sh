@@ -1,8 +1,9 @@
 #!/bin/sh
 # Makes .venv with the locked dependencies; make calls it when .venv/.installed is missing or out of date.
 #
-#     sh scripts/setup.sh [INTERPRETER]
+#     [TORCH=BUILD] sh scripts/setup.sh [INTERPRETER]
 #
+# TORCH names another build of torch than PyPI's, such as cpu or cu126. It is remembered in .venv/.torch.
 # Exit status: 0 when .venv is ready, 1 with a message that says what is missing and how to get it.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -74,8 +75,14 @@ if command -v flock >/dev/null 2>&1 && ! flock -n 9; then
     flock 9
 fi
 
+remembered=$(cat .venv/.torch 2>/dev/null)
+TORCH=${TORCH:-$remembered}
+case $TORCH in
+    [!cr]* | *[!a-z0-9.]*) die "TORCH=$TORCH: no such build of torch; allowed: cpu, or one for your GPU such as cu126" ;;
+esac
+
 # Content, not time: a git checkout that touches the lock without changing it installs nothing.
-wanted=$(cksum <requirements.lock) || exit 1
+wanted=$(cksum <requirements.lock)$TORCH || exit 1
 if [ "$(cat .venv/.installed 2>/dev/null)" = "$wanted" ] && works; then
     touch .venv/.installed
     exit 0
@@ -93,23 +100,55 @@ fi
 
 command -v git >/dev/null 2>&1 ||
     say "note: git was not found; without it a run cannot record the code that made it (apt install git)"
-say "installing the locked dependencies into .venv (one to two minutes, once) ..."
+# Measured: wheels, and what they unpack to.
+download=480 disk=1600 cuda=''
+if [ "$TORCH" != cpu ] && [ "$(uname)" = Linux ]; then
+    download=3000 disk=5600 cuda=", at most: with CUDA, unless pip finds another build; without a GPU: make install TORCH=cpu"
+fi
+say "installing the locked dependencies into .venv, once: $download MB to download, $disk MB on disk$cuda"
+megabytes() { du -sm "$1" 2>/dev/null | { read -r size rest; echo "${size:-0}"; }; }
+# A line every ten seconds; on a terminal one that changes.
+progress() {
+    form='%s\n' pause=10 most=0
+    [ ! -t 2 ] || form='\r%-60s' pause=2
+    while sleep $pause 2>/dev/null && kill -0 $$ 2>/dev/null; do
+        now=$(megabytes .venv/.tmp)
+        [ "$now" -lt "$most" ] || most=$now # pip removes what it has installed
+        # shellcheck disable=SC2059
+        printf "$form" "    downloaded $most MB, installed $(megabytes .venv/lib) MB" >&2
+    done
+}
 # Stays when pip was killed or ran out of space: then nothing in .venv can be trusted and it is made anew.
 : >.venv/.installing || exit 1
+printf '%s' "$TORCH" >.venv/.torch
+lock=requirements.lock
+if [ -n "$TORCH" ] && [ "$(uname)" = Linux ]; then # other systems have one build
+    sed "s/^torch==.*/&+$TORCH/" requirements.lock >.venv/.lock.txt && lock=.venv/.lock.txt || exit 1
+fi
+mkdir -p .venv/.tmp || exit 1
+progress >/dev/null 9>&- &
+watch=$!
 # A user's PIP_USER=1 would be an error in a virtual environment; outside of one, pip shall refuse. Modules are compiled
 # when they are first imported: most of them never are, and compiling all takes two fifths of the time.
-output=$(PIP_USER=0 PIP_REQUIRE_VIRTUALENV=1 .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
-    --no-input -r requirements.lock 2>&1)
+output=$(TMPDIR=$PWD/.venv/.tmp PIP_USER=0 PIP_REQUIRE_VIRTUALENV=1 .venv/bin/python -m pip install --quiet --no-compile \
+    --disable-pip-version-check --no-input -r "$lock" 2>&1)
 status=$?
+kill $watch 2>/dev/null
+[ ! -t 2 ] || say ""
+rm -rf .venv/.tmp
 if [ "$status" -ne 0 ]; then
+    printf '%s' "$remembered" >.venv/.torch
     rm -f .venv/.installing # pip takes back what it has begun: an older .venv goes on working
     # The last error line, or the last line of a traceback.
     error=$(printf '%s\n' "$output" | grep -i 'error' | tail -n 1)
-    die "The dependencies could not be installed. pip's last error:" \
-        "    ${error:-$(printf '%s\n' "$output" | tail -n 1)}" \
-        "The usual reasons are a full disk ($PWD/.venv needs 2 GB, 6 GB with CUDA, ${TMPDIR:-/tmp} as much for a moment)" \
+    error="    ${error:-$(printf '%s\n' "$output" | tail -n 1)}"
+    set --
+    [ -z "$TORCH" ] || set -- "PyPI has no torch for TORCH=$TORCH. The address of an index that has it is on pytorch.org, under Get Started:" \
+        "    PIP_EXTRA_INDEX_URL=ADDRESS make install TORCH=$TORCH"
+    die "The dependencies could not be installed. pip's last error:" "$error" "$@" \
+        "The usual reasons are a full disk ($PWD/.venv needs $disk MB, and $download MB more for a moment)" \
         "and a network that is missing or has a proxy: pip config set global.proxy (or global.index-url) URL" \
-        "To see all of it: .venv/bin/python -m pip install -r requirements.lock"
+        "To see all of it: .venv/bin/python -m pip install -r $lock"
 fi
 rm -f .venv/.installing
 # The repository itself: a path file needs no build tools and shows every edit at once.

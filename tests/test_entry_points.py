@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import FAULTS, NAME, ROOT, copy_project, git, record, rows, run, run_train, small
+from conftest import (
+    FAULTS,
+    NAME,
+    ROOT,
+    copy_project,
+    environment,
+    git,
+    record,
+    rows,
+    run,
+    run_train,
+    small,
+    until,
+)
+
+from runlab.__main__ import COMMANDS
 
 ALGORITHM = f"""
 from pathlib import Path
@@ -167,11 +185,18 @@ def test_a_sink_and_an_algorithm_of_other_packages_outlive_a_renaming(tmp_path: 
     assert not any(NAME in text for text in texts)
 
 
+@pytest.fixture(scope="module")
+def site(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel of the project."""
+    folder = tmp_path_factory.mktemp("wheel") / "site"
+    install(folder, fork)
+    return folder
+
+
 @pytest.mark.long
-def test_a_wheel_trains_in_an_empty_folder(fork: Path, tmp_path: Path) -> None:
+def test_a_wheel_trains_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
     """With its own files alone: the settings, the values and the page of reports are inside."""
-    site, empty = tmp_path / "site", tmp_path / "empty"
-    install(site, fork)
+    empty = tmp_path / "empty"
     empty.mkdir()
     assert not (site / "pyproject.toml").exists()
     page = ("report.html", "report.js", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
@@ -187,3 +212,140 @@ def test_a_wheel_trains_in_an_empty_folder(fork: Path, tmp_path: Path) -> None:
     assert values == f"{site / NAME / 'conf'}\n"
     listed = run(empty, str(site / "bin/runlab"), "report", status=0, PYTHONPATH=str(site)).stdout
     assert "report.html" in listed
+
+
+ROOM = """
+import gymnasium as gym
+import numpy as np
+
+
+class Room(gym.Env):
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = self.np_random.uniform(0.2, 0.8)
+        return np.array([self.at], np.float32), {}
+
+    def step(self, action):
+        self.at += 0.1 * (2 * int(action) - 1)
+        over = not 0 < self.at < 1
+        return np.array([np.clip(self.at, 0, 1)], np.float32), float(self.at > 1), over, False, {}
+
+
+gym.register("Room-v0", Room, max_episode_steps=50)
+"""
+
+
+def lab(folder: Path, ignored: str = "runs/") -> Path:
+    """A repository of one's own: an environment, and values for it in conf/."""
+    (folder / "conf/env").mkdir(parents=True)
+    (folder / "conf/env/Room.yaml").write_text("id: room:Room-v0\n")
+    (folder / "room.py").write_text(ROOM)
+    (folder / ".gitignore").write_text(f"{ignored}\n")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "a room")
+    return folder
+
+
+IN_ROOM = ["env=Room", "env.num_envs=2", "algo.num_steps=16", "algo.num_minibatches=2", "num_threads=1"]
+IN_ROOM += ["video_every=0", "log_every=96", "checkpoint_every=96", "run_dir=runs/a/run"]
+
+
+@pytest.mark.long
+def test_a_wheel_records_and_makes_again_what_lies_in_ones_own_repository(site: Path, tmp_path: Path) -> None:
+    here, again = lab(tmp_path / "lab"), ["reproduce", "run=runs/a/run"]
+
+    def call(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        return run(here, str(site / "bin" / NAME), *words, status=status, PYTHONPATH=str(site))
+
+    words = [str(site / "bin" / NAME), "train", *IN_ROOM, "total_env_steps=1920"]
+    started = subprocess.Popen(words, cwd=here, env=environment(PYTHONPATH=str(site)))
+    until(lambda: len([*(here / "runs/a/run/checkpoints").glob("*.json")]) > 1)
+    started.kill()
+    started.wait()
+    call("resume", "run=runs/a/run", "total_env_steps=1920")
+    facts = record(here / "runs/a/run")
+    assert (facts["status"], len(facts["resumed"])) == ("finished", 1)
+    assert facts["used"] == {"files": ["room.py"], "outside": {}}
+    assert git(here, "show", f"{facts['git']['ref']}:room.py") == ROOM
+    assert git(here, "status", "--porcelain") == "?? __pycache__/\n"
+    assert "identical: " in call(*again).stdout
+
+    # What is made again is the recorded code, and another one is noticed.
+    (here / "room.py").write_text(ROOM.replace("0.1 *", "0.2 *"))
+    assert "identical: " in call(*again).stdout
+    refused = call("resume", "run=runs/a/run", "total_env_steps=3000", status=2)
+    assert "the run began with other code: room.py" in refused.stderr
+    assert "make " not in refused.stderr
+    listed = next(site.glob("*.dist-info/entry_points.txt")).with_name("RECORD")
+    before = listed.read_text()
+    other = before.replace(f"{NAME}/algos/ppo.py,sha256=", f"{NAME}/algos/ppo.py,sha256=0")
+    assert other != before
+    listed.write_text(other)
+    try:
+        assert "runlab project" in call(*again, status=2).stderr
+    finally:
+        listed.write_text(before)
+
+
+@pytest.mark.long
+def test_what_git_ignores_is_not_made_again(site: Path, tmp_path: Path) -> None:
+    here = lab(tmp_path / "lab", ignored="runs/\nroom.py")
+    wheel = {"PYTHONPATH": str(site)}
+    done = run(here, str(site / "bin/runlab"), "train", *IN_ROOM, "total_env_steps=96", status=0, **wheel)
+    assert f"next: {NAME} evaluate run=" in done.stderr
+    assert [*record(here / "runs/a/run")["used"]["outside"]] == ["room"]
+    again = run(here, str(site / "bin/runlab"), "reproduce", "run=runs/a/run", status=2, **wheel)
+    assert "No module named 'room'" in again.stderr
+
+
+@pytest.mark.long
+def test_a_file_that_is_imported_from_elsewhere_than_its_commit_is_named(site: Path, tmp_path: Path) -> None:
+    here = lab(tmp_path / "lab")
+    (here / "src").mkdir()
+    git(here, "mv", "room.py", "src")
+    path = {"PYTHONPATH": os.pathsep.join([str(site), str(here / "src")])}  # as an editable package has it
+    run(here, str(site / "bin/runlab"), "train", *IN_ROOM, "total_env_steps=96", status=0, **path)
+    again = run(here, str(site / "bin/runlab"), "reproduce", "run=runs/a/run", status=0, **path)
+    assert "not from the recorded commit, but from elsewhere: room\n" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    {
+        "wandb": ["train", "logger.wandb.enabled=true"],
+        "optuna": ["search", "sweep=ppo-rates", "trials=1"],
+        "av": ["film", "run=last"],
+    }.items(),
+)
+def test_what_is_missing_names_its_extra_in_a_line(module: str, words: list[str], tmp_path: Path) -> None:
+    hidden = f"import sys\nsys.modules[{module!r}] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    command = [sys.executable, "-m", "runlab", *words]
+    done = run(tmp_path, *command, status=2, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extra = next(name for name, needed in extras.items() if any(each.startswith(module) for each in needed))
+    assert done.stderr.count("\n") == 1
+    assert (
+        f"{module} is not installed; it comes with the extra [{extra}]: pip install '{NAME}[{extra}]'"
+        in done.stderr
+    )
+
+
+def commands_of_make(text: str) -> list[str]:
+    """The texts in code, other than docstrings, that name a command by make."""
+    nodes = [*ast.walk(ast.parse(text))]
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    named = re.compile(rf"\bmake ({'|'.join([*COMMANDS, 'help'])})\b")
+    return [str(each.value) for each in texts if id(each) not in prose and named.search(str(each.value))]
+
+
+def test_messages_name_commands_that_exist_without_a_makefile() -> None:
+    files = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "runlab").rglob("*.py")}
+    named = {file: found for file, text in files.items() if (found := commands_of_make(text))}
+    assert [*named] == ["runlab/rerun/recorded_code.py"]  # for a worktree of a repository
+    assert commands_of_make("say(f'next: make resume {run}')") == ["next: make resume "]

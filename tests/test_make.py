@@ -26,8 +26,8 @@ from packaging.utils import canonicalize_name
 MAKE = shutil.which("make") or "make"
 # All that a make below can call, next to the interpreters that the test makes up.
 TOOLS = (
-    "awk cat chmod cksum cp cut dirname env find flock git grep make mkdir mv printf readlink rm sed sh "
-    "sleep tail test touch xargs"
+    "awk cat chmod cksum cp cut dirname du env find flock git grep head make mkdir mv printf readlink rm sed "
+    "sh sleep tail test touch uname xargs"
 )
 PROGRAM = "import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
 # An interpreter as far as the set-up can tell: it answers the probe, makes a .venv with itself as its
@@ -43,6 +43,7 @@ case "$1 $2" in
 esac
 """
 MAKEFILE = (ROOT / "Makefile").read_text()
+EXTRAS = re.findall(r"(?m)^EXTRAS := (.*)$", MAKEFILE)[0].split()  # of the lock
 TARGETS = re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -92,9 +93,12 @@ class Checkout:
 
     def change_lock(self, text: str, after_s: float) -> None:
         """Add to the lock; file times are only as fine as the kernel's clock, and tests are faster."""
-        lock = self.folder / "requirements.lock"
-        lock.write_text(lock.read_text() + text)
-        os.utime(lock, (time.time() + after_s,) * 2)
+        self.lock.write_text(self.lock.read_text() + text)
+        os.utime(self.lock, (time.time() + after_s,) * 2)
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "requirements.lock"
 
     @property
     def touched(self) -> bool:
@@ -268,6 +272,42 @@ def test_the_first_make_sets_up_and_later_ones_install_what_has_changed(fresh: C
         assert "ERROR: it is wrong" in fresh.make("train", status=2)[1]
 
 
+def test_another_build_of_torch_is_installed_and_stays(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    for wrong in ("gpu", "cpu;touch touched", "$(touch touched)"):
+        assert f"TORCH={wrong}: no such build" in fresh.make("install", f"TORCH={wrong}", status=2)[1]
+    assert not fresh.touched
+    fresh.pip_does('for lock; do :; done; cat "$lock" >wanted')
+    torch = next(line for line in fresh.lock.read_text().splitlines() if line.startswith("torch=="))
+
+    def wanted(*words: str) -> list[str]:
+        (fresh.folder / "wanted").write_text("nothing was installed")
+        fresh.make("install", *words)
+        return [line for line in (fresh.folder / "wanted").read_text().splitlines() if "torch==" in line]
+
+    assert wanted() == [torch]
+    assert wanted("TORCH=cpu") == [f"{torch}+cpu"]
+    assert wanted("TORCH=cpu") == wanted() == []
+    fresh.change_lock("more==1\n", 2)
+    assert wanted() == [f"{torch}+cpu"]
+    fresh.pip_does(f"echo 'ERROR: No matching distribution found for {torch}+cu126' >&2; exit 1")
+    _, err = fresh.make("install", "TORCH=cu126", status=2)
+    assert f"No matching distribution found for {torch}+cu126\n" in err
+    assert "PIP_EXTRA_INDEX_URL=ADDRESS make install TORCH=cu126" in err
+    fresh.pip_does('for lock; do :; done; cat "$lock" >wanted')
+    assert wanted() == [f"{torch}+cpu"]  # the build that failed is forgotten
+
+
+@pytest.mark.long
+def test_an_installation_says_how_much_it_takes_and_how_far_it_is(fresh: Checkout) -> None:
+    fresh.add_interpreter("python3")
+    fresh.pip_does('head -c 3000000 /dev/zero >"$TMPDIR/wheel"; mkdir -p .venv/lib; sleep 14')
+    lines = fresh.make("install")[1].splitlines()
+    assert [line for line in lines if "MB" in line] == [lines[0], "    downloaded 3 MB, installed 1 MB"]
+    assert re.search(r"[0-9]+ MB to download, [0-9]+ MB on disk", lines[0])
+    assert not (fresh.folder / ".venv/.tmp").exists()
+
+
 def test_the_first_complete_interpreter_that_fits_is_found_by_calling_it(fresh: Checkout) -> None:
     assert "Python 3.11, 3.12 or 3.13 is needed" in fresh.make("train", status=2)[1]
     fresh.add_interpreter("python3", "3.14.0 other complete")
@@ -312,7 +352,10 @@ def test_hooks_and_the_lock_fulfil_the_project() -> None:
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     lock = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for text in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+    for text in [
+        *project["dependencies"],
+        *(each for name in EXTRAS for each in project["optional-dependencies"][name]),
+    ]:
         required = Requirement(text)
         assert required.specifier.contains(lock[canonicalize_name(required.name)], prereleases=True), text
     pins = re.findall(r'"([a-z]+==.*)"', (ROOT / ".pre-commit-config.yaml").read_text())

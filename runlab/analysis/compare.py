@@ -22,6 +22,7 @@ from runlab.analysis.differences import (
 )
 from runlab.analysis.runs import Run, load_run, single_line
 from runlab.analysis.traces import Divergence, RecordedTrace, first_difference, open_trace
+from runlab.config.project import as_typed
 from runlab.config.texts import few
 from runlab.errors import ConfigError
 from runlab.run.computed import OtherComputation
@@ -158,7 +159,7 @@ def _rows_note(a: Run, b: Run) -> Iterator[str]:
 
 def diff_command(a: Path, b: Path) -> str:
     """The command that shows the changes of the code between the runs in two folders."""
-    return f"make diff a={from_here(a)} b={from_here(b)} code=full"
+    return f"{as_typed('diff')} a={from_here(a)} b={from_here(b)} code=full"
 
 
 def _look_at(at: Divergence, detail: str, diff: RunDiff, show_code: str) -> Iterator[str]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from runlab import INSTALLED
+from runlab import PROJECT as _PROJECT
 from runlab.config.project import ALGORITHMS, project
 from runlab.machine import PROJECT_VERSION
-
-_PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 
 # Root keys of the configuration about the place and the purpose of a run.
 BOOKKEEPING_KEYS = ("run_dir", "runs_dir", "name", "note", "baseline", "baseline_check")
@@ -95,8 +95,8 @@ _IDLE_PACKAGES = {
     *("pre-commit", "cfgv", "identify", "nodeenv", "virtualenv", "distlib", "python-discovery"),
     *("pip", "pip-tools", "build", "pyproject-hooks", "setuptools", "wheel"),
     *("hatchling", "tomlkit", "trove-classifiers", "pyte", "wcwidth"),
-    # their code is compared, not their numbers
-    *("runlab", PROJECT_VERSION),
+    # their code is compared, not their numbers, unless it is not in the repository
+    *("runlab", *(() if INSTALLED else (PROJECT_VERSION,))),
 }
 # Packages that compute in every run: installing or removing one is a difference as well. Unchanged code does
 # not load any other package that was installed later.

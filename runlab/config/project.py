@@ -7,7 +7,7 @@ way.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 import tomllib
 from functools import cache
@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from runlab import INSTALLED
 from runlab.config.algorithms import Entry
 from runlab.config.entry_points import brought, load
 from runlab.errors import ConfigError
@@ -73,6 +74,25 @@ def project() -> Project:
 def project_folder() -> Path:
     """The folder of the project's package."""
     return Path(project().__file__).parent
+
+
+def project_name() -> str:
+    """The name of the project's package, which is also that of its distribution and its program."""
+    return project().__name__.partition(".")[0]
+
+
+def as_typed(command: str) -> str:
+    """A command as it is typed here: with make in a repository, else with the installed program."""
+    return f"{project_name() if INSTALLED else 'make'} {command}"
+
+
+def require(module: str, extra: str, key: str) -> None:
+    """Raise `ConfigError` in a line if a module that an extra of the package brings is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(
+            f"{key}: {module} is not installed; it comes with the extra [{extra}]: "
+            f"pip install '{project_name()}[{extra}]'"
+        )
 
 
 def _declared() -> str:

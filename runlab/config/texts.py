@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from runlab import INSTALLED
 from runlab.config.secrets import secret_in_value
 from runlab.config.terminal import escaped
 
@@ -70,6 +71,8 @@ def error_text(error: BaseException) -> str:
 def to_install(error: BaseException) -> str:
     """The packages of Atari to install, if an error says that one is missing; Gymnasium names another one."""
     missing = "opencv" in str(error) or (isinstance(error, ImportError) and "ale_py" in str(error))
+    if missing and INSTALLED:
+        return "; the extra [atari] brings what is missing"
     return "; use .venv/bin/python -m pip install ale-py opencv-python-headless" if missing else ""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from runlab.config.cli.preflight import Plan, preflight
 from runlab.config.fit import check_fit
 from runlab.config.loading import to_dict
+from runlab.config.project import require
 from runlab.config.schema import Config
 from runlab.errors import ConfigError
 from runlab.interfaces import Codec
@@ -31,6 +32,8 @@ def check_plan(plan: Plan) -> None:
 
         for config in plan.configs:
             brought_sinks(config.logger)
+    if any(config.logger.wandb.enabled for config in plan.configs):
+        require("wandb", "wandb", "logger.wandb.enabled=true")
     if not in_process:  # no library may be loaded before its environment variables are set
         check_environments(plan.configs)
     if not plan.resume and any(config.baseline is not None for config in plan.configs):

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from runlab import INSTALLED
 from runlab.determinism.levels import prepared
 from runlab.run.job import JOB_VARIABLE, Job
 from runlab.run.paths import PROJECT
@@ -31,6 +32,11 @@ def worker_environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:
     environment = prepared(base, job.config.determinism, job.config.num_threads)
     for name in LAUNCHER_VARIABLES:
         environment.pop(name, None)
-    own = str(PROJECT)
-    others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", own)]
-    return environment | {"PYTHONPATH": os.pathsep.join([own, *others]), JOB_VARIABLE: job.to_json()}
+    return environment | {"PYTHONPATH": import_path(environment), JOB_VARIABLE: job.to_json()}
+
+
+def import_path(environment: Mapping[str, str]) -> str:
+    """PYTHONPATH with the folder of this package in front; an installed one is found without it."""
+    own = [] if INSTALLED else [str(PROJECT)]
+    others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *own)]
+    return os.pathsep.join([*own, *others])

@@ -25,12 +25,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from runlab import INSTALLED
 from runlab.analysis.published import show
 from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.cli.files import read_sweep
 from runlab.config.cli.overrides import assigned
-from runlab.config.cli.preflight import announce, preflight
+from runlab.config.cli.preflight import announce, more_folders, preflight
 from runlab.config.command_args import argument, existing, program, rest, switch, whole
+from runlab.config.project import as_typed, require
 from runlab.config.texts import choose, few, first_line
 from runlab.errors import ConfigError, RunError, in_a_line
 from runlab.launch.checks import HERE, check_plan
@@ -96,7 +98,8 @@ class Args:
 
 def main(args: Args) -> int:
     """Draw and run trials; 0 if all have ended, 1 if one failed, 130 or 143 after a signal."""
-    space = read_space(args.sweep, [] if args.config_dir is None else [args.config_dir])
+    require("optuna", "search", "search")
+    space = read_space(args.sweep, more_folders(args.config_dir))
     # The ends of all ranges and all choices are checked before a run starts.
     ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
     tried = [assigned(key, value) for key, values in ends.items() for value in values]
@@ -444,12 +447,13 @@ class _Search:
             say(f"all {len(best)} trials have the {self._label} {highest}, so none is best: {_MORE}")
             return 1 if self._failed else 0
         folder = self._args.config_dir
-        words = [] if folder is None else [f"ARGS=--config-dir={folder}"]
+        flag = "" if INSTALLED else "ARGS="
+        words = [] if folder is None else [f"{flag}--config-dir={folder}"]
         words += [word for word in self._args.overrides if not word.startswith(("seed=", *_OPTUNAS))]
         words += [*starmap(assigned, self._params(best[0]).items())]
         alike = f", of trials {few([str(each.number) for each in best])} alike" * (len(best) > 1)
         say(f"best of {len(self._ended())} trials: {self._label} {highest}{alike}")
-        say(f"next: make train {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
+        say(f"next: {as_typed('train')} {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
         return 1 if self._failed else 0
 
 

@@ -163,7 +163,7 @@ def _fork_launcher(stop: Path) -> int:
     values = (str(stop), environment, str(stop.parent))
     os.environ |= dict(zip(process.LAUNCHER_VARIABLES, values, strict=True))
     # Workers import this package to find the function of a job.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = process.import_path(os.environ)
     return 0
 
 

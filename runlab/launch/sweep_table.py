@@ -26,6 +26,7 @@ from runlab.analysis.experiments import find_experiments
 from runlab.analysis.runs import Run, load_runs
 from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.command_args import program
+from runlab.config.project import as_typed
 from runlab.config.terminal import escaped, raw
 from runlab.config.texts import few
 from runlab.errors import ConfigError
@@ -268,4 +269,4 @@ def show_end(record: SweepRecord, folder: Path) -> None:
     elif counted:
         pattern = paths.from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
         word = f"runs={shlex.quote(str(pattern))}"
-        say(f"next: make stats {word}\n      make report {word}")
+        say(f"next: {as_typed('stats')} {word}\n      {as_typed('report')} {word}")

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runlab import INSTALLED
 from runlab.analysis.differences import ABSENT, VERSIONS, compare_records
 from runlab.analysis.runs import Run
 from runlab.config.affects_results import package_affects_results
+from runlab.config.project import as_typed
 from runlab.config.texts import few
 from runlab.determinism.levels import OF_A_MACHINE, influences, is_influential, may_name_program
 from runlab.determinism.programs import CACHE_DIR, cache_folder
@@ -89,7 +91,7 @@ class Code:
             "snapshot": json.dumps({"problem": "a recorded configuration run again, from a commit"}),
         }
         package, job_variable = self._names()
-        if module == RUN and not (self.project / package / "launch" / "worker.py").is_file():
+        if module == RUN and self._has(package) and not self._has(f"{package}/launch/worker.py"):
             module = "train"  # as it was called at first
         environment = self.variables() | {job_variable: json.dumps(job)}
         command = [sys.executable, "-P", "-m", f"{package}.{module}", *words]
@@ -101,6 +103,9 @@ class Code:
             if match := _JOB_VARIABLE.search(file.read_text(encoding="utf-8")):
                 return file.parents[1].name, match[1]
         return __name__.partition(".")[0], JOB_VARIABLE
+
+    def _has(self, path: str) -> bool:
+        return (self.project / path).exists()
 
     def variables(self) -> dict[str, str]:
         """The environment of this process, with the recorded variables that may change bits."""
@@ -115,7 +120,9 @@ class Code:
         (self.scratch / "sitecustomize.py").write_text(_BAR.format(barred=barred))
         others = variables.get("PYTHONPATH", "").split(os.pathsep)
         folders = [other for other in others if other and os.path.realpath(other) not in barred]
-        return variables | {"PYTHONPATH": os.pathsep.join([str(self.project), str(self.scratch), *folders])}
+        # An installed package adds the working folder itself, as it did for the recorded run.
+        own = [str(self.project)] if self._has(self._names()[0]) else []
+        return variables | {"PYTHONPATH": os.pathsep.join([*own, str(self.scratch), *folders])}
 
 
 @contextmanager
@@ -191,6 +198,8 @@ def check_versions(record: RunRecord) -> list[str]:
     if changed:
         ref = record.git.ref
         how = f"\nafter `git worktree add FOLDER {ref}`, make reproduce in FOLDER installs the recorded ones"
+        if INSTALLED:
+            how = f"\nin an environment with the recorded ones, {as_typed('reproduce')} makes it again"
         raise ConfigError(f"{record.id}: other versions than it had: {few(changed)}{how if ref else ''}")
     return notes
 

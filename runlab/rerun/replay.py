@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from runlab.analysis.traces import ITERATION
 from runlab.config.command_args import exit_status
-from runlab.config.project import project, project_folder
+from runlab.config.project import as_typed, project, project_folder
 from runlab.determinism import switches
 from runlab.envs.global_rng import seed_global_rng
 from runlab.errors import ConfigError
@@ -157,7 +157,9 @@ def _places(trace: str | None) -> list[str]:
 def replay(job: Job, request: Request) -> None:
     """Carry out the request. Raises ConfigError if the run cannot be run again here."""
     if request.form != FORM:
-        raise ConfigError("this code is of another version; make compare in a worktree of it can zoom in")
+        raise ConfigError(
+            f"this code is of another version; {as_typed('compare')} in a worktree of it can zoom in"
+        )
     config = job.config
     switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     if request.event is not None and not config.compile:  # the switch would cause a new compilation

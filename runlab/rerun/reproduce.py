@@ -24,6 +24,7 @@ from runlab.analysis.runs import Run, load_run
 from runlab.analysis.traces import ITERATION_LINE, RecordedTrace, open_trace
 from runlab.config.command_args import argument, json_flag, new_folder, switch
 from runlab.config.loading import complete
+from runlab.config.project import as_typed
 from runlab.config.texts import few, nearest
 from runlab.errors import REFUSED, ConfigError, in_a_line
 from runlab.launch.subprocesses import Children, last_words
@@ -122,6 +123,9 @@ def reproduce(
         # The new run has the recorded code and configuration: switched-off observers are no difference.
         made = replace(RunRecord.read(run_dir), git=record.git)
         made.write(run_dir)
+        outside = [set[str]() if used is None else {*used.outside} for used in (made.used, record.used)]
+        if elsewhere := sorted(outside[0] - outside[1]):
+            notes.append(f"not from the recorded commit, but from elsewhere: {few(elsewhere)}")
         total, finished = trace.reach[0], record.status == FINISHED
         again = replace(open_trace(run_dir).whole(None if finished else total), run=run.id)
         remade = replace(run, dir=Path("made again"), record=made)
@@ -308,5 +312,5 @@ def report(result: Reproduction) -> str:
     if result.comparison.verdict == DIVERGED:
         lines += ["", "a was recorded, b was made again", "", compare.report(result.comparison)]
         if (recorded := Path(result.comparison.a.run_dir)).exists():  # a run known by its ref has none
-            lines += ["", f"closer: make compare a={from_here(recorded)} b={result.kept} zoom=true"]
+            lines += ["", f"closer: {as_typed('compare')} a={from_here(recorded)} b={result.kept} zoom=true"]
     return "\n".join(lines)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from runlab.config.loading import to_dict
+from runlab.config.project import as_typed
 from runlab.config.schema import Config, TraceDetail
 from runlab.determinism import denormals, switches
 from runlab.determinism.checks import promised
@@ -189,9 +190,8 @@ class RunObservers:
     def _check_folder(self) -> None:
         """Raise RunError if the folder was moved or deleted: the run must not make a new one."""
         if not self._run_dir.exists():
-            raise RunError(
-                f"{self._run_dir} was moved or deleted under the run; make resume continues it in a new place"
-            )
+            cure = f"{as_typed('resume')} continues it in a new place"
+            raise RunError(f"{self._run_dir} was moved or deleted under the run; {cure}")
 
     def _act(self, *arguments: Any) -> tuple[np.ndarray, np.ndarray | None]:
         if self.stopping():

@@ -11,6 +11,8 @@ import secrets
 import time
 from pathlib import Path
 
+from runlab import PROJECT as PROJECT
+
 CONFIG = "config.yaml"
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
@@ -25,7 +27,6 @@ SWEEP_INDEX = "sweep.json"
 SEARCH = "search.json"
 LOCK = ".lock"
 REF_PREFIX = "refs/runs/"
-PROJECT = Path(__file__).resolve().parents[2]  # the folder around the package
 
 _STEP = "step_"  # the start of names of videos and checkpoints
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")

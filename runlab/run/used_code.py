@@ -116,7 +116,7 @@ class CodeWatch:
                     outside[name] = file
         packages = {file.parent for file in outside.values() if _is_package(file)}  # with their data
         opened = [Path(path) for path in sorted([*_opened])]
-        for file in (each for each in opened if not {*each.parents} & self._aside):
+        for file in (each for each in opened if not {*each.parents} & self._aside and each.suffix != ".pyc"):
             if (path := self._path(file)) is not None:
                 files.add(path)
             elif self._is_data(file) and not {*file.parents} & packages:

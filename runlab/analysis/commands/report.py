@@ -7,6 +7,7 @@ The page loads nothing from a network, and text from run folders is escaped. Its
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import re
 import sys
@@ -210,6 +211,8 @@ def _is_aside(run: Run) -> bool:
 
 def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
     """The newest video of each run of an experiment, the newest runs first."""
+    if importlib.util.find_spec("av") is None:
+        return
     import av
 
     runs = sorted(experiment.runs, key=lambda run: run.record.started_at or "", reverse=True)

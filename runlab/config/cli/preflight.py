@@ -22,6 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override, Transformer
 from omegaconf import DictConfig, OmegaConf
 
+from runlab import INSTALLED, PROJECT
 from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.auto import about_auto
 from runlab.config.cli.composition import Composed, compose_job, compose_values
@@ -39,6 +40,7 @@ from runlab.config.command_args import (
     rest,
 )
 from runlab.config.loading import CONF, in_one_line
+from runlab.config.project import as_typed
 from runlab.config.schema import Config, register_schemas
 from runlab.config.secrets import refuse_secret_words
 from runlab.config.texts import readable
@@ -105,7 +107,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
     register_schemas()
     check_files()
     arguments = parse(argv, Arguments)
-    more = [] if arguments.config_dir is None else [arguments.config_dir]
+    more = more_folders(arguments.config_dir)
     others = [re.sub(r"^~([^=]+)$", r"\1=null", text) for text in arguments.others]
     typed = [text for text in others if "=" in text and not text.startswith("-")]
     flags = [text for text in others if text not in typed]
@@ -113,7 +115,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
     chosen = [name for name in arguments.sweep.split(",") if name]
     resume = _RESUME in chosen
     if arguments.accept and not resume:
-        raise ConfigError("accept=changes: goes with sweep=resume, or with make resume run=RUN")
+        raise ConfigError(f"accept=changes: goes with sweep=resume, or with {as_typed('resume')} run=RUN")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         files = [name for name in chosen if name != _RESUME]
         in_files = [each for name in files for each in _words_of(name, more, typed)]
@@ -127,7 +129,9 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
         if sweep and arguments.cfg is not None:
             raise ConfigError("--cfg job: shows one configuration; leave out lists of values")
         if resume and not sweep:
-            raise ConfigError("sweep=resume: this is a single run; make resume run=RUN goes on with one")
+            raise ConfigError(
+                f"sweep=resume: this is a single run; {as_typed('resume')} run=RUN goes on with one"
+            )
         jobs, argv = [plain], plain
         if sweep:
             jobs = _jobs(overrides)
@@ -165,6 +169,12 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
         )
 
 
+def more_folders(given: Path | None) -> list[Path]:
+    """Folders like conf/: the one given, or where the package is installed, that of the working folder."""
+    beside = PROJECT / "conf"
+    return [given] if given is not None else [beside] * (INSTALLED and beside.is_dir())
+
+
 def announce(number: int) -> None:
     """Say that many configurations are checked, each of which takes a tenth of a second."""
     if number > _SOON:
@@ -176,7 +186,9 @@ def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str
     """The arguments in a file of conf/sweep/, except for keys that are typed as well."""
     values = read_sweep(name, more, [_RESUME])
     if any(isinstance(value, dict) for value in values.values()):
-        raise ConfigError(f"sweep={name}: has values to draw from; make search sweep={name} takes it")
+        raise ConfigError(
+            f"sweep={name}: has values to draw from; {as_typed('search')} sweep={name} takes it"
+        )
     keys = {text.partition("=")[0] for text in typed}
     return [assigned(key, value) for key, value in values.items() if key not in keys]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runlab.analysis import compare
 from runlab.config.command_args import argument, json_flag, switch
+from runlab.config.project import as_typed
 from runlab.run.paths import from_here
 from runlab.run.read import find_run
 
@@ -53,6 +54,6 @@ def main(args: Args) -> int:
         print(json.dumps(document))
     elif diverged:
         if not args.zoom:
-            print(f"\ncloser: make compare a={from_here(a)} b={from_here(b)} zoom=true")
+            print(f"\ncloser: {as_typed('compare')} a={from_here(a)} b={from_here(b)} zoom=true")
         print(f"\n{compare.headline(comparison)}")  # a difference, the exit status, is the last line
     return 0 if comparison.verdict == compare.IDENTICAL else 1

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runlab.config.command_args import argument, file, one_of, switch, whole
+from runlab.config.project import require
 from runlab.config.schema import EVAL_POLICIES
 from runlab.errors import ConfigError, in_a_line
 from runlab.rerun.policy_file import run_or_policy
@@ -50,7 +51,7 @@ class Args:
     Episodes follow each other; with `grid` they play side by side, as many as it has cells. With
     `checkpoint=all` the film has `episodes` of each kept checkpoint, which shows what was learned in between.
     `checkpoint=best` and `eval_policy` are as in `make evaluate`.
-    Episode i begins like episode i of `make evaluate` with this seed. There the policy decides for several
+    Episode i begins like episode i of `evaluate` with this seed. There the policy decides for several
     episodes together, which may round differently. `size` is the edge of MuJoCo's pictures in pixels; other
     environments draw in a size of their own. The film is an MP4 in the run's `videos/`, or `out=FILE.mp4`;
     `gif=true` writes an animated GIF beside it. NAME is a file of results/policies, or the path of a policy
@@ -73,6 +74,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Write the film, and print its path."""
+    require("av", "video", "film")
     with (
         run_or_policy(args.run, args.policy, args.runs_dir, args.eval_policy) as run_dir,
         tempfile.TemporaryDirectory() as folder,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from runlab.config.project import ALGORITHMS
+from runlab.config.project import ALGORITHMS, as_typed
 from runlab.config.terminal import escaped, raw
 from runlab.run.names import differences
 from runlab.run.paths import from_here
@@ -126,10 +126,10 @@ class ConsoleSink(Sink):
         self.note(f"{status} after {steps} steps in {show_time(metrics.get('wall_time_s'))}")
         run = f"run={shlex.quote(str(self._run_dir))}"
         if status == "finished":
-            self.note(f"next: make evaluate {run}\n      make film {run}")
+            self.note(f"next: {as_typed('evaluate')} {run}\n      {as_typed('film')} {run}")
         # Not before the first step, where it would fail again, and not without checkpoints.
         elif self._facts.config["checkpoint_every"] and (steps or status != "failed"):
-            self.note(f"next: make resume {run}")
+            self.note(f"next: {as_typed('resume')} {run}")
 
     def _end_panel(self) -> None:
         self._live.update(self._panel())

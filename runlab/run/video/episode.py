@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
+from runlab.config.project import require
 from runlab.envs.exits import forks_end_here
 from runlab.envs.global_rng import seed_global_rng
 from runlab.envs.recorder import seeded_reset
@@ -62,6 +63,7 @@ def serve() -> None:
 
 
 def _record(job: VideoJob) -> None:
+    require("av", "video", "video_every")
     import av
 
     parent = os.getppid()
