@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from runlab.config.cli.files import chosen_algorithm, group_names, option_names
 from runlab.config.cli.overrides import wrong_key
-from runlab.config.project import ALGORITHMS
+from runlab.config.project import ALGORITHMS, as_typed
 from runlab.config.schema import key_types
 from runlab.config.texts import nearest
 from runlab.errors import ConfigError
@@ -19,8 +19,10 @@ HYDRA_FLAGS = {
     "--config-dir -cd": "write --config-dir=FOLDER",
     "--config-name -cn": "conf/config.yaml is the only one; experiment=NAME takes a file of conf/experiment/",
     "--config-path -cp": "the files are those of conf/; --config-dir=FOLDER adds a folder like it",
-    "--experimental-rerun": "make resume run=RUN goes on with a run, make reproduce run=RUN makes it again",
-    "--hydra-help": "make help lists the commands, and --help shows the arguments of one",
+    "--experimental-rerun": (
+        f"{as_typed('resume run=RUN')} goes on, {as_typed('reproduce run=RUN')} makes it again"
+    ),
+    "--hydra-help": f"{as_typed('help')} lists the commands, and --help shows the arguments of one",
     "--info -i": "--cfg job shows the configuration; docs/configuration.md has the order of its files",
     "--package -p": "--cfg job shows the whole configuration",
     "--resolve": "--cfg job shows resolved values",

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from runlab.config.cli.files import chosen_algorithm, group_names, option_files, option_names
 from runlab.config.entry_points import brought, load
 from runlab.config.loading import environment_file, literal
-from runlab.config.project import ALGORITHMS
+from runlab.config.project import ALGORITHMS, as_typed
 from runlab.config.schema import NONE, OPTIONAL, check_kinds, key_types
 from runlab.config.texts import ENOUGH, choose, few, first_line, nearest, to_install, with_digits
 from runlab.config.yaml_files import DEEPEST, MAX_DIGITS
@@ -158,7 +158,9 @@ def _check_key(key: str, word: str, words: Iterable[str]) -> None:
         raise ConfigError(f"{word}: goes with other values; choose it with {IDENTITY[key]}=")
     if key.startswith("hydra"):
         if key.replace("/", ".").startswith("hydra.sweeper"):
-            raise ConfigError(f"{word}: make search sweep=NAME draws the values of a file of conf/sweep/")
+            raise ConfigError(
+                f"{word}: {as_typed('search')} sweep=NAME draws the values of a file of conf/sweep/"
+            )
         if key != LAUNCHER and not re.fullmatch(rf"hydra\.launcher\.{_NAME}", key, re.ASCII):
             raise ConfigError(
                 f"{word}: of Hydra's own settings only hydra/launcher and the keys below it can be set; "
