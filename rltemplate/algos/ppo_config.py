@@ -119,7 +119,7 @@ class PPOConfig(GradientConfig):
     def multiplications(self, num_envs: int) -> int:
         """With an encoder that has a name, those of its largest convolution for 84 x 84 pixels."""
         of_image = {"nature": 81 * 64 * 512, "impala": 1764 * 16 * 144}.get(self.encoder, 0)
-        return self.batch(num_envs) * max(of_image, max(self.hidden_sizes) ** 2)
+        return max(self.batch(num_envs) * of_image, GradientConfig.multiplications(self, num_envs))
 
     def batch(self, num_envs: int) -> int:
         return self.num_steps * num_envs // self.num_minibatches

@@ -79,7 +79,10 @@ def obs_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
 
 
 def parts_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
-    """As `obs_check`, for a space that becomes a vector; `RunError` names the part of a Dict or a Tuple."""
+    """A function as that of `obs_check`, for a space that becomes a vector.
+
+    Its `RunError` names the part of a Dict or a Tuple.
+    """
     if isinstance(space, spaces.Dict):
         checks: dict[Any, Callable[[Any], Any]] = {name: parts_check(part) for name, part in space.items()}
     elif isinstance(space, spaces.Tuple):

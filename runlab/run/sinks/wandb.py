@@ -27,6 +27,7 @@ from runlab.run.sinks.sink import RecordingSink, Row, RunFacts
 _INIT_TIMEOUT_S = 4.0
 _FINISH_TIMEOUT_S = 3.5
 _CLOSE_LIMIT_S = 5.0  # if the client's process hangs, which then ignores its own timeouts
+_TEARDOWN_LIMIT_S = 1.0  # for the client to forget a service process that was killed
 _INTERRUPTED_LIMIT_S = 3.0  # an interrupted run has ten seconds for everything
 
 
@@ -125,6 +126,7 @@ class WandbSink(RecordingSink):
         thread.join(_INTERRUPTED_LIMIT_S if status == "interrupted" else _CLOSE_LIMIT_S)
         if thread.is_alive():
             _kill_service()
+            thread.join(_TEARDOWN_LIMIT_S)  # a later run of this process must not go to the dead service
         command = f"wandb sync {'' if url is None else '--include-online '}{shlex.quote(str(folder))}"
         stored = f"stored offline, upload with: {command}"
         self.facts.notify(f"W&B: {f'all uploaded, {url}' if self._uploaded else stored}")

@@ -298,6 +298,7 @@ def test_a_service_process_that_hangs_is_ended_since_python_would_wait_for_it(tm
     (service,) = services()
     os.kill(service, signal.SIGSTOP)
     run.train(700, 700, close=True)
+    assert "WANDB_SERVICE" not in os.environ  # a later run of this process would go to the dead service
     assert run.waited < 10.0
     assert "stored offline" in run.notes[-1]
     until(lambda: not alive(service))
