@@ -104,7 +104,6 @@ def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_
     gallery = re.findall(r'<a href="([^"]*mp4)"><img [^>]*src="data:image/jpeg;base64,([^"]*)"', html)
     newest = ["../runs/ppo-Thing/run-2/videos/step_200.mp4", "../runs/ppo-Thing/run-1/videos/step_300.mp4"]
     assert [link for link, _ in gallery] == newest
-    assert '<a href="../runs/ppo-Thing/run-2/videos/step_100.mp4">100</a>' in html
     with Image.open(BytesIO(b64decode(gallery[0][1]))) as picture:
         assert (picture.format, picture.size) == ("JPEG", (48, 32))
     assert "seed 2, after 200 steps" in text_of(html)

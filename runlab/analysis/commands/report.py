@@ -7,7 +7,6 @@ The page loads nothing from a network, and text from run folders is escaped. Its
 from __future__ import annotations
 
 import csv
-import importlib.util
 import os
 import re
 import sys
@@ -39,7 +38,6 @@ from runlab.run.read import find_run_dirs
 _PARTS = Path(__file__).parents[1]  # of the page
 _WATCH_EVERY_S = 2.0
 _POSTER_PIXELS = 240
-_MOST_FILMS = 8  # of an experiment
 _FIRST = ("seed", "return", "steps", "status")  # columns that a narrow window shows
 # Characters that LaTeX would obey.
 _TEX = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"})
@@ -129,12 +127,11 @@ def _write(args: Args, out: Path) -> str:
 
 
 class Film(NamedTuple):
-    """The newest video of a run: caption, link, a picture as base64, and links to earlier ones by steps."""
+    """The newest video of a run: caption, link, and a picture as base64."""
 
     caption: str
     link: str
     poster: str
-    earlier: list[tuple[str, str]]
 
 
 class ReportPage(NamedTuple):
@@ -165,11 +162,11 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
     experiments = [each for each in found if each not in aside]
     for number, each in enumerate([*experiments, *aside], start=1):
         each.number = number
-    charts = figures.charts_of(experiments, aside)
+    charts = figures.charts_of(aside) | figures.charts_of(experiments)
     searches = []
-    for folder_of_search in _searches(run_dirs):
+    for search in _searches(run_dirs):
         try:
-            searches.append(figures.search_chart(folder_of_search))
+            searches.append(figures.search_chart(search))
         except ConfigError as error:
             problems.append(str(error))
     more = [name for name in ("note", "error") if any(run.value(name) is not None for run in runs)]
@@ -211,14 +208,12 @@ def _is_aside(run: Run) -> bool:
 
 def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
     """The newest video of each run of an experiment, the newest runs first."""
-    if importlib.util.find_spec("av") is None:
+    try:
+        import av
+    except ImportError:
         return
-    import av
-
-    runs = sorted(experiment.runs, key=lambda run: run.record.started_at or "", reverse=True)
-    videos = [(run, [*paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()]) for run in runs]
-    for run, by_steps in [each for each in videos if each[1]][:_MOST_FILMS]:
-        for number, (steps, path) in reversed([*enumerate(by_steps)]):
+    for run in sorted(experiment.runs, key=lambda run: run.record.started_at or "", reverse=True):
+        for steps, path in reversed(paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()):
             with suppress(OSError, StopIteration, av.FFmpegError):  # the video is cut or damaged
                 # Without a format, a list of file names would be taken for a video, and the files opened.
                 with av.open(str(path), format="mp4") as container:
@@ -227,14 +222,10 @@ def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
                 picture = frame.to_image()
                 picture.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
                 picture.save(file := BytesIO(), "jpeg", quality=70)
-                links = [(f"{each:,}", _link(video, folder)) for each, video in by_steps[: number + 1]]
+                link = quote(Path(os.path.relpath(path, folder)).as_posix())
                 caption = f"seed {run.config['seed']}, after {steps:,} steps"
-                yield Film(caption, links[-1][1], b64encode(file.getvalue()).decode(), links[:-1])
+                yield Film(caption, link, b64encode(file.getvalue()).decode())
                 break
-
-
-def _link(path: Path, folder: Path) -> str:
-    return quote(Path(os.path.relpath(path, folder)).as_posix())
 
 
 def _shown(value: Any) -> Any:
