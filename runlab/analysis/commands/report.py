@@ -135,10 +135,7 @@ class Film(NamedTuple):
 
 
 class ReportPage(NamedTuple):
-    """A page as HTML, its charts and experiments, and a line about each unreadable run or search.
-
-    Charts and experiments are those that are not folded away, or all if none is left.
-    """
+    """A page as HTML, what is not folded away in it, and a line about each unreadable run or search."""
 
     html: str
     charts: list[figures.Chart]
@@ -158,11 +155,11 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
     if not runs:
         raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
     found = find_experiments(runs)
-    aside = [each for each in found if all(map(_is_aside, each.runs))]
-    experiments = [each for each in found if each not in aside]
+    experiments = [each for each in found if not all(map(_is_aside, each.runs))] or found
+    aside = [each for each in found if each not in experiments]
     for number, each in enumerate([*experiments, *aside], start=1):
         each.number = number
-    charts = figures.charts_of(aside) | figures.charts_of(experiments)
+    charts = figures.charts_of(experiments)
     searches = []
     for search in _searches(run_dirs):
         try:
@@ -188,16 +185,15 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
         runs=runs,
         experiments=experiments,
         aside=aside,
-        charts=charts,
+        charts=figures.charts_of(aside) | charts,
         searches=searches,
         films={each.number: films for each in found if (films := [*_films(each, folder)])},
         scores=aggregate.scores(experiments),
         improvements=[*aggregate.improvements(experiments)],
         columns=[*_COLUMNS, *more],
     )
-    shown = experiments or aside
-    drawn = [chart for number in (0, *(each.number for each in shown)) for chart in charts[number]]
-    return ReportPage(html, drawn + searches, shown, problems)
+    drawn = [chart for each in charts.values() for chart in each]
+    return ReportPage(html, drawn + searches, experiments, problems)
 
 
 def _is_aside(run: Run) -> bool:
