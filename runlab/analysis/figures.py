@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
-from math import isfinite
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,7 +158,7 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
 
 def _with_cut_bands(panel: Panel) -> Iterator[Line]:
     """The lines, with bands cut at half the height of the curves beyond them, which would else be flat."""
-    values = [value for line in panel.lines for _, value in line.points if isfinite(value)]
+    values = [value for line in panel.lines for _, value in line.points]
     values += [end for ends in panel.levels.values() for end in ends]
     low, high = min(values, default=0.0), max(values, default=0.0)
     room = (high - low) / 2 or 1.0
@@ -191,9 +190,9 @@ def page_data(chart: Chart) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _short(value: float) -> float | None:
-    """A number with as many digits as can be seen; None where there is none."""
-    return float(f"{value:.5g}") if isfinite(value) else None
+def _short(value: float) -> float:
+    """A number with as many digits as can be seen."""
+    return float(f"{value:.5g}")
 
 
 def write(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
@@ -201,16 +200,11 @@ def write(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", 
 
     Equal charts give equal bytes with the same matplotlib.
     """
-    nothing = {
-        "png": ["Software"],
-        "svg": ["Date", "Creator"],
-        "pdf": ["CreationDate", "Creator", "Producer"],
-    }
+    facts = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Creator", "Producer"]}
     files = []
-    for chart in charts:
-        for kind in kinds:
-            files.append(folder / f"{chart.key}.{kind}")
-            _save(chart, files[-1], dpi=300, metadata=dict.fromkeys(nothing[kind]))
+    for chart, kind in product(charts, kinds):
+        files.append(folder / f"{chart.key}.{kind}")
+        _save(chart, files[-1], dpi=300, metadata=dict.fromkeys(facts[kind]))
     return files
 
 

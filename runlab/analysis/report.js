@@ -7,11 +7,11 @@ const labels = (_, ticks) => ticks.map((tick) => (Math.abs(tick) < 1000 ? number
 function draw(box) {
   const {xs, panels} = JSON.parse(box.closest("figure").querySelector("script").textContent);
   const panel = panels[box.dataset.panel], tables = [], bands = [];
-  const series = [{label: panel.across, value: (_, x) => number(x)}];
+  const value = (_, at) => number(at), series = [{label: panel.across, value}];
   for (const {name, color, x, y, band, dots, dash} of panel.lines) {
     const stroke = color === "#000000" ? ink : color, at = series.length;
     const points = {show: dots || y.length === 1, size: 6, fill: stroke};
-    series.push({label: name, stroke, width: dots ? 0 : band ? 2 : 1, dash: dash && [6, 4], points, value: (_, y) => number(y)});
+    series.push({label: name, stroke, width: dots ? 0 : band ? 2 : 1, dash: dash && [6, 4], points, value});
     tables.push([xs[x], y]);
     if (!band) continue;
     // Two halves, because uPlot hides a band with each of its edges: one of them is the line.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import sys
 import time
 from base64 import b64encode
@@ -149,7 +148,6 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
     Raises ConfigError if no run can be read.
     """
     import jinja2
-    from markupsafe import Markup
 
     runs, problems = load_runs(run_dirs, with_rows=True)
     if not runs:
@@ -175,10 +173,10 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
     html = environment.from_string((_PARTS / "report.html").read_text(encoding="utf-8")).render(
         cell=cell,
-        data=lambda chart: Markup(figures.page_data(chart)),
+        data=figures.page_data,
         digest=b64encode(sha256(script.encode()).digest()).decode(),
-        script=Markup(script),
-        library_style=Markup(style),
+        script=script,
+        library_style=style,
         pattern=pattern,
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         problems=problems,
@@ -252,7 +250,7 @@ def write_table(experiments: Sequence[Experiment], path: Path) -> Path:
         r"\midrule",
     ]
     for each in (each for each in experiments if each.counted):
-        numbers = f"{len(each.counted)} & {each.steps:,} & {re.sub(r'-(?=[0-9])', '$-$', each.summary)}"
+        numbers = f"{len(each.counted)} & {each.steps:,} & {each.summary.replace('-', '$-$')}"
         names = (escaped(name).translate(_TEX) for name in (each.env, each.algo, each.by or "default"))
         lines.append(rf"{' & '.join(names)} & {numbers} \\")
     path.write_text("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]), encoding="utf-8")
