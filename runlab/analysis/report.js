@@ -1,17 +1,16 @@
 "use strict";
 const dark = matchMedia("(prefers-color-scheme: dark)"), ink = dark.matches ? "#ffffff" : "#000000";
-const number = (value) => (value == null ? "" : new Intl.NumberFormat("en", {maximumSignificantDigits: 5}).format(value));
+const number = (value) => new Intl.NumberFormat("en", {maximumSignificantDigits: 5}).format(value);
 const short = (value) => new Intl.NumberFormat("en", {notation: "compact", maximumFractionDigits: 3}).format(value);
 const labels = (_, ticks) => ticks.map((tick) => (Math.abs(tick) < 1000 ? number(tick) : short(tick)));
 
 function draw(box) {
   const {xs, panels} = JSON.parse(box.closest("figure").querySelector("script").textContent);
-  const panel = panels[box.dataset.panel], tables = [], bands = [];
-  const value = (_, at) => number(at), series = [{label: panel.across, value}];
+  const panel = panels[box.dataset.panel], large = panels.length < 3, series = [{}], tables = [], bands = [];
   for (const {name, color, x, y, band, dots, dash} of panel.lines) {
     const stroke = color === "#000000" ? ink : color, at = series.length;
     const points = {show: dots || y.length === 1, size: 6, fill: stroke};
-    series.push({label: name, stroke, width: dots ? 0 : band ? 2 : 1, dash: dash && [6, 4], points, value});
+    series.push({label: name, stroke, width: dots ? 0 : band ? 2 : 1, dash: dash && [6, 4], points});
     tables.push([xs[x], y]);
     if (!band) continue;
     // Two halves, because uPlot hides a band with each of its edges: one of them is the line.
@@ -21,16 +20,28 @@ function draw(box) {
       tables.push([xs[x], end]);
     }
   }
+  let near = null;  // the series that is nearest to the mouse
   return new uPlot({
     width: box.clientWidth,
-    height: panels.length > 2 ? 150 : 340,
+    height: large ? 340 : 150,
     title: panel.title,
     series,
     bands,
+    legend: {show: large, live: false},
     focus: {alpha: 0.3},
     cursor: {focus: {prox: 1e6, dist: (u, i, _, at, y) => (series[i].class ? Infinity : at - y)}, points: {size: 7, one: true}},
     scales: {x: {time: false}},
-    axes: ["x", "y"].map((scale) => ({scale, stroke: ink, grid: {stroke: "#80808040"}, ticks: {show: false}, values: labels})),
+    axes: [large ? panel.across : undefined, undefined].map((label) => ({
+      label, stroke: ink, grid: {stroke: "#80808040"}, ticks: {show: false}, values: labels,
+    })),
+    hooks: {
+      setSeries: [(_, i, {focus}) => { if (focus) near = i; }],
+      setCursor: [(u) => {
+        const {label} = u.series[near] ?? {}, at = u.cursor.idxs[near];
+        u.root.querySelector(".u-title").textContent =
+          at == null ? panel.title : `${label}: ${number(u.data[near][at])} at ${number(u.data[0][at])}`;
+      }],
+    },
   }, uPlot.join(tables), box);
 }
 
