@@ -1,8 +1,7 @@
 "use strict";
 const dark = matchMedia("(prefers-color-scheme: dark)"), ink = dark.matches ? "#ffffff" : "#000000";
-const number = (value) => new Intl.NumberFormat("en", {maximumSignificantDigits: 5}).format(value);
-const short = (value) => new Intl.NumberFormat("en", {notation: "compact", maximumFractionDigits: 3}).format(value);
-const labels = (_, ticks) => ticks.map((tick) => (Math.abs(tick) < 1000 ? number(tick) : short(tick)));
+const exact = new Intl.NumberFormat("en", {maximumSignificantDigits: 5});
+const short = new Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 5});
 
 function draw(box) {
   const {xs, panels} = JSON.parse(box.closest("figure").querySelector("script").textContent);
@@ -32,14 +31,14 @@ function draw(box) {
     cursor: {focus: {prox: 1e6, dist: (u, i, _, at, y) => (series[i].class ? Infinity : at - y)}, points: {size: 7, one: true}},
     scales: {x: {time: false}},
     axes: [large ? panel.across : undefined, undefined].map((label) => ({
-      label, stroke: ink, grid: {stroke: "#80808040"}, ticks: {show: false}, values: labels,
+      label, stroke: ink, grid: {stroke: "#80808040"}, ticks: {show: false}, values: (_, ticks) => ticks.map(short.format),
     })),
     hooks: {
       setSeries: [(_, i, {focus}) => { if (focus) near = i; }],
       setCursor: [(u) => {
         const {label} = u.series[near] ?? {}, at = u.cursor.idxs[near];
         u.root.querySelector(".u-title").textContent =
-          at == null ? panel.title : `${label}: ${number(u.data[near][at])} at ${number(u.data[0][at])}`;
+          at == null ? panel.title : `${label}: ${exact.format(u.data[near][at])} at ${exact.format(u.data[0][at])}`;
       }],
     },
   }, uPlot.join(tables), box);
@@ -74,7 +73,14 @@ for (const table of document.querySelectorAll(".scroll table")) {
   };
 }
 
-// A page that is loaded again, because it has changed, has the same sections open and the same filters.
+// `make report watch=true` serves the page on this machine, where it is loaded again when it has changed.
+if (["127.0.0.1", "localhost"].includes(location.hostname)) {
+  setInterval(() => fetch(location, {method: "HEAD", cache: "no-store"}).then(({headers}) => {
+    if (new Date(headers.get("Last-Modified")) > new Date(document.lastModified)) location.reload();
+  }, () => {}), 1000);
+}
+
+// A page that is loaded again has the same sections open and the same filters.
 const parts = [...document.querySelectorAll("details, input")], place = location.pathname;
 JSON.parse(sessionStorage[place] ?? "[]").forEach((state, i) => {
   if (parts[i]?.oninput) parts[i].oninput(parts[i].value = state);

@@ -213,7 +213,7 @@ def test_a_browser_shows_a_run_that_has_changed_and_keeps_its_place(tmp_path: Pa
     run = write_run(tmp_path / "runs", 1, [1.0, 2.0])
     watching = Started(ROOT, tmp_path, tmp_path / "log", "report", "watch=true")
     watching.until(lambda: "until Ctrl-C" in watching.said)
-    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/[\w-]{32}\b", watching.said)
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/[\w-]{32}(?= )", watching.said)
     browser.problems.clear()
     browser.show(address)
     browser.ask("document.querySelector('details').open = true")

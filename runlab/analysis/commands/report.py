@@ -125,14 +125,6 @@ def _write(args: Args, out: Path) -> str:
     return report.html
 
 
-class Film(NamedTuple):
-    """The newest video of a run: caption, link, and a picture as base64."""
-
-    caption: str
-    link: str
-    poster: str
-
-
 class ReportPage(NamedTuple):
     """A page as HTML, what is not folded away in it, and a line about each unreadable run or search."""
 
@@ -200,8 +192,8 @@ def _is_aside(run: Run) -> bool:
     return debug or run.record.command_line[:4] == program("search")
 
 
-def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
-    """The newest video of each run of an experiment, the newest runs first."""
+def _films(experiment: Experiment, folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Caption, link and picture, as base64, of the newest video of each run, the newest runs first."""
     try:
         import av
     except ImportError:
@@ -218,7 +210,7 @@ def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
                 picture.save(file := BytesIO(), "jpeg", quality=70)
                 link = quote(Path(os.path.relpath(path, folder)).as_posix())
                 caption = f"seed {run.config['seed']}, after {steps:,} steps"
-                yield Film(caption, link, b64encode(file.getvalue()).decode())
+                yield caption, link, b64encode(file.getvalue()).decode()
                 break
 
 
