@@ -60,23 +60,22 @@ class _Handler(BaseHTTPRequestHandler):
         if not (named and {*origins} <= {f"http://{host}" for host in server.hosts}):
             self._answer(403, _NOTHING)
         elif hmac.compare_digest(self.path.encode(), f"/{server.token}".encode()):
-            self._answer(200, server.page, server.changed)
+            self._answer(200, server.page)
         else:
             self._answer(404, _NOTHING)
 
     do_HEAD = do_GET
 
-    def _answer(self, status: int, content: bytes, changed: str | None = None) -> None:
+    def _answer(self, status: int, content: bytes) -> None:
         self.send_response(status)
         headers = {
             "Content-Type": f"text/{'html' if status == 200 else 'plain'}; charset=utf-8",
             "Content-Length": str(len(content)),
             "Cache-Control": "no-store",
+            "Last-Modified": self.server.changed,
             "Referrer-Policy": "no-referrer",  # whoever knows the address may read the page
             "X-Content-Type-Options": "nosniff",
         }
-        if changed:
-            headers["Last-Modified"] = changed
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
