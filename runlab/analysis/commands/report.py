@@ -7,9 +7,7 @@ The page loads nothing from a network, and text from run folders is escaped. Its
 from __future__ import annotations
 
 import csv
-import importlib.util
 import os
-import re
 import sys
 import time
 from base64 import b64encode
@@ -39,7 +37,6 @@ from runlab.run.read import find_run_dirs
 _PARTS = Path(__file__).parents[1]  # of the page
 _WATCH_EVERY_S = 2.0
 _POSTER_PIXELS = 240
-_MOST_FILMS = 8  # of an experiment
 _FIRST = ("seed", "return", "steps", "status")  # columns that a narrow window shows
 # Characters that LaTeX would obey.
 _TEX = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"})
@@ -128,20 +125,8 @@ def _write(args: Args, out: Path) -> str:
     return report.html
 
 
-class Film(NamedTuple):
-    """The newest video of a run: caption, link, a picture as base64, and links to earlier ones by steps."""
-
-    caption: str
-    link: str
-    poster: str
-    earlier: list[tuple[str, str]]
-
-
 class ReportPage(NamedTuple):
-    """A page as HTML, its charts and experiments, and a line about each unreadable run or search.
-
-    Charts and experiments are those that are not folded away, or all if none is left.
-    """
+    """A page as HTML, what is not folded away in it, and a line about each unreadable run or search."""
 
     html: str
     charts: list[figures.Chart]
@@ -155,21 +140,20 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
     Raises ConfigError if no run can be read.
     """
     import jinja2
-    from markupsafe import Markup
 
     runs, problems = load_runs(run_dirs, with_rows=True)
     if not runs:
         raise ConfigError(f"runs={pattern}: none of {len(run_dirs)} run folders can be read; {problems[0]}")
     found = find_experiments(runs)
-    aside = [each for each in found if all(map(_is_aside, each.runs))]
-    experiments = [each for each in found if each not in aside]
+    experiments = [each for each in found if not all(map(_is_aside, each.runs))] or found
+    aside = [each for each in found if each not in experiments]
     for number, each in enumerate([*experiments, *aside], start=1):
         each.number = number
-    charts = figures.charts_of(experiments, aside)
+    charts = figures.charts_of(experiments)
     searches = []
-    for folder_of_search in _searches(run_dirs):
+    for search in _searches(run_dirs):
         try:
-            searches.append(figures.search_chart(folder_of_search))
+            searches.append(figures.search_chart(search))
         except ConfigError as error:
             problems.append(str(error))
     more = [name for name in ("note", "error") if any(run.value(name) is not None for run in runs)]
@@ -181,26 +165,25 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
     html = environment.from_string((_PARTS / "report.html").read_text(encoding="utf-8")).render(
         cell=cell,
-        data=lambda chart: Markup(figures.page_data(chart)),
+        data=figures.page_data,
         digest=b64encode(sha256(script.encode()).digest()).decode(),
-        script=Markup(script),
-        library_style=Markup(style),
+        script=script,
+        library_style=style,
         pattern=pattern,
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         problems=problems,
         runs=runs,
         experiments=experiments,
         aside=aside,
-        charts=charts,
+        charts=figures.charts_of(aside) | charts,
         searches=searches,
         films={each.number: films for each in found if (films := [*_films(each, folder)])},
         scores=aggregate.scores(experiments),
         improvements=[*aggregate.improvements(experiments)],
         columns=[*_COLUMNS, *more],
     )
-    shown = experiments or aside
-    drawn = [chart for number in (0, *(each.number for each in shown)) for chart in charts[number]]
-    return ReportPage(html, drawn + searches, shown, problems)
+    drawn = [chart for each in charts.values() for chart in each]
+    return ReportPage(html, drawn + searches, experiments, problems)
 
 
 def _is_aside(run: Run) -> bool:
@@ -209,16 +192,14 @@ def _is_aside(run: Run) -> bool:
     return debug or run.record.command_line[:4] == program("search")
 
 
-def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
-    """The newest video of each run of an experiment, the newest runs first."""
-    if importlib.util.find_spec("av") is None:
+def _films(experiment: Experiment, folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Caption, link and picture, as base64, of the newest video of each run, the newest runs first."""
+    try:
+        import av
+    except ImportError:
         return
-    import av
-
-    runs = sorted(experiment.runs, key=lambda run: run.record.started_at or "", reverse=True)
-    videos = [(run, [*paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()]) for run in runs]
-    for run, by_steps in [each for each in videos if each[1]][:_MOST_FILMS]:
-        for number, (steps, path) in reversed([*enumerate(by_steps)]):
+    for run in sorted(experiment.runs, key=lambda run: run.record.started_at or "", reverse=True):
+        for steps, path in reversed(paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()):
             with suppress(OSError, StopIteration, av.FFmpegError):  # the video is cut or damaged
                 # Without a format, a list of file names would be taken for a video, and the files opened.
                 with av.open(str(path), format="mp4") as container:
@@ -227,14 +208,10 @@ def _films(experiment: Experiment, folder: Path) -> Iterator[Film]:
                 picture = frame.to_image()
                 picture.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
                 picture.save(file := BytesIO(), "jpeg", quality=70)
-                links = [(f"{each:,}", _link(video, folder)) for each, video in by_steps[: number + 1]]
+                link = quote(Path(os.path.relpath(path, folder)).as_posix())
                 caption = f"seed {run.config['seed']}, after {steps:,} steps"
-                yield Film(caption, links[-1][1], b64encode(file.getvalue()).decode(), links[:-1])
+                yield caption, link, b64encode(file.getvalue()).decode()
                 break
-
-
-def _link(path: Path, folder: Path) -> str:
-    return quote(Path(os.path.relpath(path, folder)).as_posix())
 
 
 def _shown(value: Any) -> Any:
@@ -265,7 +242,7 @@ def write_table(experiments: Sequence[Experiment], path: Path) -> Path:
         r"\midrule",
     ]
     for each in (each for each in experiments if each.counted):
-        numbers = f"{len(each.counted)} & {each.steps:,} & {re.sub(r'-(?=[0-9])', '$-$', each.summary)}"
+        numbers = f"{len(each.counted)} & {each.steps:,} & {each.summary.replace('-', '$-$')}"
         names = (escaped(name).translate(_TEX) for name in (each.env, each.algo, each.by or "default"))
         lines.append(rf"{' & '.join(names)} & {numbers} \\")
     path.write_text("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]), encoding="utf-8")
