@@ -71,9 +71,12 @@ def error_text(error: BaseException) -> str:
 def to_install(error: BaseException) -> str:
     """The packages of Atari to install, if an error says that one is missing; Gymnasium names another one."""
     missing = "opencv" in str(error) or (isinstance(error, ImportError) and "ale_py" in str(error))
-    if missing and INSTALLED:
-        return "; the extra [atari] brings what is missing"
-    return "; use .venv/bin/python -m pip install ale-py opencv-python-headless" if missing else ""
+    return f"; {installing('atari', 'ale-py opencv-python-headless')}" if missing else ""
+
+
+def installing(extra: str, packages: str) -> str:
+    """The cure for missing packages, which an extra of the project brings."""
+    return f"install the extra [{extra}]" if INSTALLED else f"use .venv/bin/python -m pip install {packages}"
 
 
 def first_line(error: BaseException) -> str:

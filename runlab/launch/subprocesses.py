@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runlab.signals import stop_signals
 
-PARENT_VARIABLE = "RUNLAB_PARENT"  # of a run that ends when the process with this id does
+PARENT_VARIABLE = "RUNLAB_PARENT"  # of a run that Linux kills together with the process of this id
 _PATIENCE_S = 120.0  # for a child that has done enough, to end its iteration
 _POLL_EVERY_S = 0.02
 _ERROR = "error:"  # begins the message of a child that gives up

@@ -17,7 +17,6 @@ import pytest
 from conftest import ROOT, RecordedRun, program, run, until
 
 from runlab.__main__ import COMMANDS, main
-from runlab.config.cli import preflight
 from runlab.run import paths
 
 MANY, DEEP = ",".join(f"x{i}" for i in range(20_000)), "[" * 400 + "]" * 400
@@ -259,8 +258,8 @@ def test_a_wrong_call_is_refused(line: tuple[str, ...], refused: Refused) -> Non
 
 
 def test_ray_is_refused_where_it_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda _: None)
-    refused("train seed=1,2 hydra/launcher=ray", "hydra/launcher=ray: needs a package; use ")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    refused("train seed=1,2 hydra/launcher=ray", "hydra/launcher=ray: ray is not installed; use ")
 
 
 @pytest.mark.parametrize(("name", "content", "words", "says"), DAMAGES)

@@ -14,7 +14,6 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 from hydra import initialize_config_dir
@@ -40,7 +39,7 @@ from runlab.config.command_args import (
     rest,
 )
 from runlab.config.loading import CONF, in_one_line
-from runlab.config.project import as_typed
+from runlab.config.project import as_typed, require
 from runlab.config.schema import Config, register_schemas
 from runlab.config.secrets import refuse_secret_words
 from runlab.config.texts import readable
@@ -239,8 +238,7 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
 
 def _check_ray(address: str) -> None:
     """Raise `ConfigError` if there is no Ray: it would try for ever to reach the head of a cluster."""
-    if find_spec("ray") is None:
-        raise ConfigError("hydra/launcher=ray: needs a package; use .venv/bin/python -m pip install ray")
+    require("ray", "ray", "hydra/launcher=ray")
     if address in ("local", "auto"):
         return
     host, _, port = address.rpartition(":")
