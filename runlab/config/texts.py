@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from runlab import INSTALLED
@@ -39,13 +38,10 @@ def few(names: Sequence[str], most: int = 3, where: str = "") -> str:
 
 
 def with_digits(text: str) -> str:
-    """The text with whole numbers up to 18 digits written out: 1000000 for 1e6, 1500 for 1.5e3."""
-
-    def digits(found: re.Match[str]) -> str:
-        value = Decimal(found[0])
-        return str(int(value)) if value == int(value) < 10**18 else found[0]
-
-    return _POWER_OF_TEN.sub(digits, text)
+    """The text with whole numbers written out: 1000000 for 1e6, 1500 for 1.5e3. A float has their digits."""
+    exact = {found: float(found) for found in _POWER_OF_TEN.findall(text)}
+    whole = {found: f"{value:.0f}" for found, value in exact.items() if value.is_integer() and value < 2**53}
+    return _POWER_OF_TEN.sub(lambda found: whole.get(found[0], found[0]), text)
 
 
 def readable(message: str) -> str:

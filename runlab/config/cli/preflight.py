@@ -128,9 +128,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
         if sweep and arguments.cfg is not None:
             raise ConfigError("--cfg job: shows one configuration; leave out lists of values")
         if resume and not sweep:
-            raise ConfigError(
-                f"sweep=resume: this is a single run; {as_typed('resume')} run=RUN goes on with one"
-            )
+            raise ConfigError(f"sweep=resume: this is a single run; use {as_typed('resume')} run=RUN")
         jobs, argv = [plain], plain
         if sweep:
             jobs = _jobs(overrides)
@@ -185,9 +183,7 @@ def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str
     """The arguments in a file of conf/sweep/, except for keys that are typed as well."""
     values = read_sweep(name, more, [_RESUME])
     if any(isinstance(value, dict) for value in values.values()):
-        raise ConfigError(
-            f"sweep={name}: has values to draw from; {as_typed('search')} sweep={name} takes it"
-        )
+        raise ConfigError(f"sweep={name}: has values to draw from; use {as_typed('search')} sweep={name}")
     keys = {text.partition("=")[0] for text in typed}
     return [assigned(key, value) for key, value in values.items() if key not in keys]
 
