@@ -17,7 +17,7 @@ MULTIRUN = ("--multirun", "-m")
 HYDRA_FLAGS = {
     "--cfg -c": "write --cfg job",
     "--config-dir -cd": "write --config-dir=FOLDER",
-    "--config-name --config-path -cn -cp": "use experiment=NAME, or --config-dir=FOLDER with a folder like conf/",
+    "--config-name --config-path -cn -cp": "use experiment=NAME, or --config-dir=FOLDER for a folder",
     "--experimental-rerun": f"{as_typed('reproduce run=RUN')} makes a run again",
     "--hydra-help": f"{as_typed('help')} lists the commands, and --help shows the arguments of one",
     "--info --package --resolve -i -p": "--cfg job shows the whole configuration, with resolved values",
