@@ -128,7 +128,7 @@ def _run(job: Job, log: Path, stop: Path) -> int:
         environment = os.environ  # the scheduler says which devices a job may use
     environment = process.worker_environment(job, environment)
     if "RAY_JOB_ID" in os.environ:  # Ray repeats a job whose process was killed: no run of it may be left
-        environment[PARENT_VARIABLE] = str(os.getpid())
+        environment[PARENT_VARIABLE] = f"{os.getpid()} {signal.SIGKILL.value}"
     with log.open("ab") as out:
         run = subprocess.Popen(
             process.worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import gc
 import os
-import signal
 import sys
 from dataclasses import replace
 
@@ -77,12 +76,12 @@ def _run(job: Job) -> int:
 
 
 def _end_with_parent() -> None:
-    """Let Linux kill this process when the one that waits for it is gone."""
-    parent = os.environ.pop(PARENT_VARIABLE, None)
+    """Let Linux send this process a signal when the one that waits for it is killed."""
+    parent, _, number = os.environ.pop(PARENT_VARIABLE, "").partition(" ")
     if parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG
         if parent != str(os.getppid()):
-            sys.exit(128 + signal.SIGKILL)
+            sys.exit(128 + int(number))
 
 
 def main() -> int:
