@@ -23,13 +23,13 @@ from runlab.__main__ import main
 from runlab.config.project import ALGORITHMS
 from runlab.envs.envs import Envs
 from runlab.errors import ConfigError, RunError
-from runlab.interfaces import Episode, act_of
+from runlab.interfaces import act_of
 from runlab.launch import worker
 from runlab.rerun.policy_file import export_policy
 from runlab.run import paths
 from runlab.run.checkpoint import load_checkpoint
-from runlab.run.evaluation import evaluate
 from runlab.run.manifest import Manifest, list_checkpoints
+from runlab.run.observers import RunObservers
 from runlab.run.paths import steps_of
 from runlab.run.read import best_steps, chosen_checkpoints
 
@@ -86,22 +86,6 @@ def test_sampled_evaluations_show_the_training_return_of_a_policy_whose_best_act
         value = json.loads(capsys.readouterr().out)["eval/return"]
         assert (abs(value - training) < interval) == (right == "sample")
         assert (value == 0.0) == (right == "mode")
-
-
-def test_sampled_evaluations_are_the_same_on_repeat_with_workers_and_after_a_kill(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    straight = train(configure, tmp_path / "straight", *SAMPLED)
-    again = train(configure, tmp_path / "again", *SAMPLED, "env.num_workers=1")
-    with monkeypatch.context() as patch:
-        crash_at(patch, 224)
-        with pytest.raises(KeyboardInterrupt):
-            train(configure, tmp_path / "killed", *SAMPLED)
-    resumed = train(configure, tmp_path / "killed", *SAMPLED, resume=True)
-    assert differences(straight, again) == differences(straight, resumed) == []
-    other = train(configure, tmp_path / "other", *SAMPLED, "seed=2")
-    assert len({*evaluated(straight)}) > 1
-    assert evaluated(straight) != evaluated(other)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -181,18 +165,10 @@ KEPT += ["checkpoints_kept=1", "checkpoint_every=512", "keep_best=true"]
 def script(monkeypatch: pytest.MonkeyPatch, returns: Sequence[float]) -> None:
     """Let evaluations after 128, 256, ... steps have these returns."""
 
-    def scripted(*_words: Any, **_more: Any) -> list[Episode]:
-        return [Episode(returns[scripted.steps() // 128 - 1], 1)]  # type: ignore[attr-defined]
+    def scripted(self: Any) -> dict[str, float]:
+        return {"eval/return": returns[self._algorithm.env_steps // 128 - 1]}
 
-    observers = __import__("runlab.run.observers", fromlist=["_"])
-    evaluates = observers.RunObservers._evaluate
-
-    def remember(self: Any) -> Any:
-        scripted.steps = lambda: self._algorithm.env_steps  # type: ignore[attr-defined]
-        return evaluates(self)
-
-    monkeypatch.setattr(observers.RunObservers, "_evaluate", remember)
-    monkeypatch.setattr(observers, "evaluate", scripted)
+    monkeypatch.setattr(RunObservers, "_evaluate", scripted)
 
 
 def kept(run_dir: Path) -> list[int]:
@@ -303,15 +279,16 @@ def test_a_kill_at_any_moment_leaves_a_whole_best_checkpoint(
 def test_an_evaluation_that_a_signal_cuts_short_counts_after_the_resume(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    evaluates, run_dir = RunObservers._evaluate, tmp_path / "run"
     script(monkeypatch, [5.0, 1.0, 1.0, 1.0])
-    straight, run_dir = train(configure, tmp_path / "straight", *KEPT), tmp_path / "run"
+    straight = train(configure, tmp_path / "straight", *KEPT)
 
-    def interrupted(*arguments: Any, **more: Any) -> Any:
+    def interrupted(self: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*arguments, **more)
+        return evaluates(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr("runlab.run.observers.evaluate", interrupted)
+        patch.setattr(RunObservers, "_evaluate", interrupted)
         with pytest.raises(AssertionError):  # of `train`, about the status
             train(configure, run_dir, *KEPT)
     assert (kept(run_dir), best_steps(run_dir)) == ([128], None)
@@ -382,21 +359,24 @@ def test_an_entry_that_is_no_number_ends_the_run_in_a_line(told: Any, problem: s
     envs.close()
 
 
-def test_rows_have_means_of_infos_in_training_and_evaluations_also_after_a_kill(
+def test_sampled_evaluations_and_means_of_infos_are_the_same_with_workers_and_after_a_kill(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this environment the success of an episode is its return."""
     words = [*SAMPLED, "log_every=256"]
     straight = train(configure, tmp_path / "straight", *words)
+    again = train(configure, tmp_path / "again", *words, "env.num_workers=1")
+    other = train(configure, tmp_path / "other", *words, "seed=2")
     with monkeypatch.context() as patch:
         crash_at(patch, 224)  # the checkpoint after 192 steps has episodes of no row yet
         with pytest.raises(KeyboardInterrupt):
             train(configure, tmp_path / "killed", *words)
     resumed = train(configure, tmp_path / "killed", *words, resume=True)
-    assert differences(straight, resumed) == []
+    assert differences(straight, again) == differences(straight, resumed) == []
+    assert evaluated(straight) != evaluated(other)
     for kind in "episode", "eval":
         assert evaluated(straight, f"{kind}/success") == evaluated(straight, f"{kind}/return") != []
-    assert len({*evaluated(straight, "episode/success")}) > 1
+    assert all(len({*evaluated(straight, f"{kind}/success")}) > 1 for kind in ("episode", "eval"))
     assert main(["evaluate", f"run={straight}", "trust=true", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["eval/success"] == document["eval/return"]
