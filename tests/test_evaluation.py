@@ -276,6 +276,19 @@ def test_a_kill_at_any_moment_leaves_a_whole_best_checkpoint(
     assert kept(resumed) == [256, 512]
 
 
+def test_damaged_rows_cost_no_run(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def damaging(self: Any) -> dict[str, float]:
+        (self._run_dir / paths.METRICS).write_text("not a row\n")
+        return {"eval/return": 1.0}
+
+    monkeypatch.setattr(RunObservers, "_evaluate", damaging)
+    run_dir = train(configure, tmp_path / "run", *KEPT, "checkpoint_every=256")
+    assert kept(run_dir) == [256, 512]
+    assert capfd.readouterr().err.count("no older one is removed: run: metrics.jsonl: line 1 is damaged") == 2
+
+
 def test_an_evaluation_that_a_signal_cuts_short_counts_after_the_resume(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,8 @@ class Checkpoints:
         try:
             best = best_steps(self.run_dir) if self.config.get("keep_best") else None
             prune_checkpoints(self.run_dir, keep=self.keep, best=best)
+        except ConfigError as error:
+            self.note(f"{path.name} is written, and no older one is removed: {error}")
         except OSError as error:
             self.note(f"{path.name} is written, but {error.filename} cannot be removed: {error.strerror}")
         return path

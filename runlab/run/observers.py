@@ -22,7 +22,7 @@ from runlab.determinism import denormals, switches
 from runlab.determinism.checks import promised
 from runlab.envs.global_rng import global_rng_state
 from runlab.envs.make import make_env
-from runlab.errors import RunError
+from runlab.errors import ConfigError, RunError
 from runlab.interfaces import Algorithm, Environments, IterationResult, Probe, act_of, attach_probe, replay_of
 from runlab.rng import env_seeds
 from runlab.run import paths
@@ -183,7 +183,9 @@ class RunObservers:
         """True if `keep_best` is set and the evaluation after this iteration was the best one."""
         steps = self._algorithm.env_steps
         looked = self._config.keep_best and self._due(self._config.eval_every)
-        return looked and best_steps(self._run_dir, steps) == steps
+        with contextlib.suppress(ConfigError):  # somebody has damaged the rows: `_save` will say so
+            return looked and best_steps(self._run_dir, steps) == steps
+        return False
 
     def _check_folder(self) -> None:
         """Raise RunError if the folder was moved or deleted: the run must not make a new one."""
