@@ -41,7 +41,7 @@ class Act(Protocol):
 class Episode(NamedTuple):
     """A finished episode as the environment counted it: undiscounted, unscaled return and its length.
 
-    `infos` has the last value that its steps gave for each entry of `env.logged_infos`.
+    `infos` has the last value that its steps gave for each entry of `env.logged_infos`; NaN if none did.
     """
 
     episode_return: float
@@ -153,13 +153,15 @@ def act_of(algorithm: Algorithm, policy: str = "mode") -> Act:
     `ConfigError` if the algorithm cannot draw.
     """
     act_from: Any = getattr(algorithm, "act_from", None)
-    if policy == "sample" and "rngs" not in inspect.signature(act_from or algorithm.act).parameters:
-        name = (act_from or algorithm.act).__qualname__
-        raise ConfigError(f"eval_policy=sample: {name}() has no parameter rngs to draw from; use mode")
-    method: Any = act_from or (lambda obs, memory, **rngs: (algorithm.act(obs, **rngs), None))
-    if policy == "sample":
-        return lambda obs, memory, rngs=None: method(obs, memory, rngs=rngs)
-    return lambda obs, memory, rngs=None: method(obs, memory)
+    method, draws = act_from or algorithm.act, policy == "sample"
+    if draws and "rngs" not in inspect.signature(method).parameters:
+        raise ConfigError(f"eval_policy=sample: {method.__qualname__}() has no parameter rngs; use mode")
+
+    def act(obs: np.ndarray, memory: np.ndarray | None, rngs: Any = None) -> Any:
+        drawing = {"rngs": rngs} if draws else {}
+        return act_from(obs, memory, **drawing) if act_from else (method(obs, **drawing), None)
+
+    return act
 
 
 def forward_passes_of(algorithm: Algorithm) -> Mapping[str, ForwardPass] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -89,12 +90,9 @@ def package_versions(compiles: bool = False) -> dict[str, str]:
 
 
 def _digest(facts: Path) -> str:
-    """A digest of the files of an installed package, by the list in its metadata folder."""
-    lines = (_text(facts / "RECORD") or "").splitlines()  # scripts are other ones in each environment
-    listed = sorted(
-        line for line in lines if "sha256=" in line and not line.startswith(("..", "bin/", facts.name))
-    )
-    return f" {xxhash.xxh3_64_hexdigest(repr(listed).encode())}"
+    """A digest of the modules of an installed package, by the list in its metadata folder."""
+    modules = sorted(re.findall(r"(?m)^.*\.py,sha256=.*$", _text(facts / "RECORD") or ""))
+    return f" {xxhash.xxh3_64_hexdigest(repr(modules).encode())}"
 
 
 def cpp_compiler() -> str | None:

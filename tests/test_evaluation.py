@@ -23,14 +23,15 @@ from runlab.__main__ import main
 from runlab.config.project import ALGORITHMS
 from runlab.envs.envs import Envs
 from runlab.errors import ConfigError, RunError
-from runlab.interfaces import Episode, act_of
+from runlab.interfaces import act_of
 from runlab.launch import worker
 from runlab.rerun.policy_file import export_policy
 from runlab.run import paths
 from runlab.run.checkpoint import load_checkpoint
-from runlab.run.evaluation import evaluate
-from runlab.run.manifest import Manifest, best_checkpoint, list_checkpoints, read_manifest
+from runlab.run.manifest import Manifest, list_checkpoints
+from runlab.run.observers import RunObservers
 from runlab.run.paths import steps_of
+from runlab.run.read import best_steps, chosen_checkpoints
 
 WALL = ["env.id=examples.wall:Wall-v0", "env.max_episode_steps=20", "env.logged_infos=[success]"]
 # Few steps, an evaluation at every fourth iteration.
@@ -87,22 +88,6 @@ def test_sampled_evaluations_show_the_training_return_of_a_policy_whose_best_act
         assert (value == 0.0) == (right == "mode")
 
 
-def test_sampled_evaluations_are_the_same_on_repeat_with_workers_and_after_a_kill(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    straight = train(configure, tmp_path / "straight", *SAMPLED)
-    again = train(configure, tmp_path / "again", *SAMPLED, "env.num_workers=1")
-    with monkeypatch.context() as patch:
-        crash_at(patch, 224)
-        with pytest.raises(KeyboardInterrupt):
-            train(configure, tmp_path / "killed", *SAMPLED)
-    resumed = train(configure, tmp_path / "killed", *SAMPLED, resume=True)
-    assert differences(straight, again) == differences(straight, resumed) == []
-    other = train(configure, tmp_path / "other", *SAMPLED, "seed=2")
-    assert len({*evaluated(straight)}) > 1
-    assert evaluated(straight) != evaluated(other)
-
-
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_draws_a_row_from_its_own_generator(algo: str, configure: Configure) -> None:
     algorithm, envs = build(configure(*small(algo)))
@@ -143,7 +128,7 @@ def test_an_algorithm_that_cannot_draw_is_refused_before_the_run(
     act = kind.act
     monkeypatch.setattr(kind, "act", lambda self, obs: act(self, obs))
     train(configure, tmp_path / "mode", *SHORT)
-    with pytest.raises(ConfigError, match=r"^eval_policy=sample: .*\(\) has no parameter rngs .* use mode$"):
+    with pytest.raises(ConfigError, match=r"^eval_policy=sample: .*\(\) has no parameter rngs; use mode$"):
         train(configure, tmp_path / "sample", *SAMPLED)
     assert not (tmp_path / "sample").exists()
 
@@ -180,18 +165,10 @@ KEPT += ["checkpoints_kept=1", "checkpoint_every=512", "keep_best=true"]
 def script(monkeypatch: pytest.MonkeyPatch, returns: Sequence[float]) -> None:
     """Let evaluations after 128, 256, ... steps have these returns."""
 
-    def scripted(*_words: Any, **_more: Any) -> list[Episode]:
-        return [Episode(returns[scripted.steps() // 128 - 1], 1)]  # type: ignore[attr-defined]
+    def scripted(self: Any) -> dict[str, float]:
+        return {"eval/return": returns[self._algorithm.env_steps // 128 - 1]}
 
-    observers = __import__("runlab.run.observers", fromlist=["_"])
-    evaluates = observers.RunObservers._evaluate
-
-    def remember(self: Any) -> Any:
-        scripted.steps = lambda: self._algorithm.env_steps  # type: ignore[attr-defined]
-        return evaluates(self)
-
-    monkeypatch.setattr(observers.RunObservers, "_evaluate", remember)
-    monkeypatch.setattr(observers, "evaluate", scripted)
+    monkeypatch.setattr(RunObservers, "_evaluate", scripted)
 
 
 def kept(run_dir: Path) -> list[int]:
@@ -217,7 +194,7 @@ def test_rotation_keeps_the_best_checkpoint_and_of_equal_ones_the_first(
     script(monkeypatch, returns)
     run_dir = train(configure, tmp_path / "run", *KEPT)
     assert kept(run_dir) == expected
-    assert steps_of(best_checkpoint(run_dir)[0] or Path()) == expected[0]
+    assert best_steps(run_dir) == expected[0]
     export_policy(run_dir, tmp_path / "best.zip", checkpoint="best")
     for words in ([f"run={run_dir}", "checkpoint=best"], [f"policy={tmp_path / 'best.zip'}"]):
         assert main(["evaluate", *words, "--json"]) == 0
@@ -242,9 +219,9 @@ def test_without_keep_best_there_is_none(
             configure(*small("ppo", *KEPT, never))
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize(("algo", "best_at"), [("ppo", 256), ("sac", 264)])
 def test_a_run_that_keeps_its_best_resumes_exactly_after_a_kill(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str, best_at: int
 ) -> None:
     """SAC's best checkpoint also keeps the chunks of its replay buffer."""
     words = [*KEPT, "checkpoint_every=96"]
@@ -257,11 +234,9 @@ def test_a_run_that_keeps_its_best_resumes_exactly_after_a_kill(
     resumed = train(configure, tmp_path / "killed", *words, algo=algo, resume=True)
     assert differences(straight, resumed) == []
     assert kept(straight) == kept(resumed)
-    best = [best_checkpoint(each) for each in (straight, resumed)]
-    assert [value for _, value in best] == [5.0, 5.0]
-    for path, _ in best:
-        assert path is not None
-        assert load_checkpoint(path).state["env_steps"] < 300
+    for each in straight, resumed:
+        (best,) = chosen_checkpoints(each, "best")
+        assert load_checkpoint(best).state["env_steps"] == best_at
 
 
 @pytest.mark.parametrize("at", ["state", "manifest", "removal"])
@@ -294,31 +269,42 @@ def test_a_kill_at_any_moment_leaves_a_whole_best_checkpoint(
             patch.setattr(module, "prune_checkpoints", at_256(module.prune_checkpoints))
         with pytest.raises(KeyboardInterrupt):
             train(configure, tmp_path / "killed", *KEPT)
-    path, value = best_checkpoint(tmp_path / "killed")
-    assert path is not None
-    assert (steps_of(path), value) == ((256, 5.0) if at == "removal" else (128, 3.0))
-    load_checkpoint(path)
+    (best,) = chosen_checkpoints(tmp_path / "killed", "best")
+    assert load_checkpoint(best).state["env_steps"] == (256 if at == "removal" else 128)
     resumed = train(configure, tmp_path / "killed", *KEPT, resume=True)
     assert differences(straight, resumed) == []
     assert kept(resumed) == [256, 512]
 
 
+def test_damaged_rows_cost_no_run(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def damaging(self: Any) -> dict[str, float]:
+        (self._run_dir / paths.METRICS).write_text("not a row\n")
+        return {"eval/return": 1.0}
+
+    monkeypatch.setattr(RunObservers, "_evaluate", damaging)
+    run_dir = train(configure, tmp_path / "run", *KEPT, "checkpoint_every=256")
+    assert kept(run_dir) == [256, 512]
+    assert capfd.readouterr().err.count("no older one is removed: run: metrics.jsonl: line 1 is damaged") == 2
+
+
 def test_an_evaluation_that_a_signal_cuts_short_counts_after_the_resume(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    evaluates, run_dir = RunObservers._evaluate, tmp_path / "run"
     script(monkeypatch, [5.0, 1.0, 1.0, 1.0])
-    straight, run_dir = train(configure, tmp_path / "straight", *KEPT), tmp_path / "run"
+    straight = train(configure, tmp_path / "straight", *KEPT)
 
-    def interrupted(*arguments: Any, **more: Any) -> Any:
+    def interrupted(self: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*arguments, **more)
+        return evaluates(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr("runlab.run.observers.evaluate", interrupted)
+        patch.setattr(RunObservers, "_evaluate", interrupted)
         with pytest.raises(AssertionError):  # of `train`, about the status
             train(configure, run_dir, *KEPT)
-    (cut,) = list_checkpoints(run_dir)
-    assert (steps_of(cut), read_manifest(cut).eval_return) == (128, None)
+    assert (kept(run_dir), best_steps(run_dir)) == ([128], None)
     train(configure, run_dir, *KEPT, resume=True)
     assert differences(straight, run_dir) == []
     assert kept(run_dir) == kept(straight) == [128, 512]
@@ -360,9 +346,9 @@ def test_an_episode_has_the_last_value_that_its_steps_gave(num_workers: int) -> 
     steps = [envs.step(np.zeros((3, 1), np.int64)) for _ in range(6)]
     envs.close()
     found = [dict(each.infos) for step in steps for each in step.episodes]
-    common = {"second": 2.5, "episode.r": 1.5}
-    expected = [{"end": float(number % 2), "each": 3.0 * number, **common} for number in (1, 1, 1, 2, 2, 2)]
-    assert found == expected
+    common = [2.5, 1.5, math.nan, math.nan]  # NaN: no step gave it
+    expected = [[float(number % 2), 3.0 * number, *common] for number in (1, 1, 1, 2, 2, 2)]
+    np.testing.assert_equal([[each[name] for name in NAMES] for each in found], expected)
     plain = Envs(env_config("Telling-v0", 1), [1])
     plain.reset()
     assert [
@@ -386,21 +372,24 @@ def test_an_entry_that_is_no_number_ends_the_run_in_a_line(told: Any, problem: s
     envs.close()
 
 
-def test_rows_have_means_of_infos_in_training_and_evaluations_also_after_a_kill(
+def test_sampled_evaluations_and_means_of_infos_are_the_same_with_workers_and_after_a_kill(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this environment the success of an episode is its return."""
     words = [*SAMPLED, "log_every=256"]
     straight = train(configure, tmp_path / "straight", *words)
+    again = train(configure, tmp_path / "again", *words, "env.num_workers=1")
+    other = train(configure, tmp_path / "other", *words, "seed=2")
     with monkeypatch.context() as patch:
         crash_at(patch, 224)  # the checkpoint after 192 steps has episodes of no row yet
         with pytest.raises(KeyboardInterrupt):
             train(configure, tmp_path / "killed", *words)
     resumed = train(configure, tmp_path / "killed", *words, resume=True)
-    assert differences(straight, resumed) == []
+    assert differences(straight, again) == differences(straight, resumed) == []
+    assert evaluated(straight) != evaluated(other)
     for kind in "episode", "eval":
         assert evaluated(straight, f"{kind}/success") == evaluated(straight, f"{kind}/return") != []
-    assert len({*evaluated(straight, "episode/success")}) > 1
+    assert all(len({*evaluated(straight, f"{kind}/success")}) > 1 for kind in ("episode", "eval"))
     assert main(["evaluate", f"run={straight}", "trust=true", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["eval/success"] == document["eval/return"]
@@ -414,9 +403,7 @@ def test_an_entry_that_never_comes_is_named_once(
     without = train(configure, tmp_path / "without", *SHORT, "env.logged_infos=[]")
     assert "logged_infos" not in capfd.readouterr().err
     run_dir = train(configure, tmp_path / "run", *SHORT, "env.logged_infos=[solved,success]")
-    line = (
-        "note: env.logged_infos: examples.wall:Wall-v0 has given no solved in any info of an episode so far"
-    )
+    line = "note: env.logged_infos: no info of an episode has had solved so far"
     assert capfd.readouterr().err.count(line) == 1
     assert (run_dir / paths.TRACE).read_bytes() == (without / paths.TRACE).read_bytes()
     assert not any(name.endswith("/solved") for row in rows(run_dir) for name in row)

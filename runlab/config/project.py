@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from runlab import INSTALLED
 from runlab.config.algorithms import Entry
 from runlab.config.entry_points import brought, load
+from runlab.config.texts import installing
 from runlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,23 +77,15 @@ def project_folder() -> Path:
     return Path(project().__file__).parent
 
 
-def project_name() -> str:
-    """The name of the project's package, which is also that of its distribution and its program."""
-    return project().__name__.partition(".")[0]
-
-
 def as_typed(command: str) -> str:
     """A command as it is typed here: with make in a repository, else with the installed program."""
-    return f"{project_name() if INSTALLED else 'make'} {command}"
+    return f"{project().__name__.partition('.')[0] if INSTALLED else 'make'} {command}"
 
 
 def require(module: str, extra: str, key: str) -> None:
-    """Raise `ConfigError` in a line if a module that an extra of the package brings is not installed."""
+    """Raise `ConfigError` in a line if a module that an extra of the project brings is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(
-            f"{key}: {module} is not installed; it comes with the extra [{extra}]: "
-            f"pip install '{project_name()}[{extra}]'"
-        )
+        raise ConfigError(f"{key}: {module} is not installed; {installing(extra, module)}")
 
 
 def _declared() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from runlab import INSTALLED
@@ -39,13 +38,10 @@ def few(names: Sequence[str], most: int = 3, where: str = "") -> str:
 
 
 def with_digits(text: str) -> str:
-    """The text with whole numbers up to 18 digits written out: 1000000 for 1e6, 1500 for 1.5e3."""
-
-    def digits(found: re.Match[str]) -> str:
-        value = Decimal(found[0])
-        return str(int(value)) if value == int(value) < 10**18 else found[0]
-
-    return _POWER_OF_TEN.sub(digits, text)
+    """The text with whole numbers written out: 1000000 for 1e6, 1500 for 1.5e3. A float has their digits."""
+    exact = {found: float(found) for found in _POWER_OF_TEN.findall(text)}
+    whole = {found: f"{value:.0f}" for found, value in exact.items() if value.is_integer() and value < 2**53}
+    return _POWER_OF_TEN.sub(lambda found: whole.get(found[0], found[0]), text)
 
 
 def readable(message: str) -> str:
@@ -71,9 +67,12 @@ def error_text(error: BaseException) -> str:
 def to_install(error: BaseException) -> str:
     """The packages of Atari to install, if an error says that one is missing; Gymnasium names another one."""
     missing = "opencv" in str(error) or (isinstance(error, ImportError) and "ale_py" in str(error))
-    if missing and INSTALLED:
-        return "; the extra [atari] brings what is missing"
-    return "; use .venv/bin/python -m pip install ale-py opencv-python-headless" if missing else ""
+    return f"; {installing('atari', 'ale-py opencv-python-headless')}" if missing else ""
+
+
+def installing(extra: str, packages: str) -> str:
+    """The cure for missing packages, which an extra of the project brings."""
+    return f"install the extra [{extra}]" if INSTALLED else f"use .venv/bin/python -m pip install {packages}"
 
 
 def first_line(error: BaseException) -> str:

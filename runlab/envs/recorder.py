@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections import deque
@@ -70,7 +71,6 @@ class ActionRecorder:
         self.env = env
         self._name = name
         self._logged = logged  # `env.logged_infos`
-        self._episode_infos: dict[str, float] = {}
         self._process = os.getpid()
         self._info: Any = {}  # of the last reset or step
         self._check_obs = validity.obs_check(env.observation_space)
@@ -102,7 +102,7 @@ class ActionRecorder:
             self._explain(error, "reset")
             raise
         self._episodes.append(_Episode(seed is not None, generator))
-        self._episode_infos = {}
+        self._episode_infos = dict.fromkeys(self._logged, math.nan)
         self._last = (obs, 0.0, False, False)
         return checked
 
@@ -134,7 +134,7 @@ class ActionRecorder:
         return checked, reward, terminated, truncated
 
     def episode_infos(self) -> dict[str, float]:
-        """The last value of each logged entry of info in the steps of this episode, where one was given."""
+        """The last value of each logged entry of info in the steps of this episode; NaN if none was given."""
         return self._episode_infos
 
     def infos(self, names: Sequence[str]) -> dict[str, np.ndarray]:

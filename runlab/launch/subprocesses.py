@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runlab.signals import stop_signals
 
-PARENT_VARIABLE = "RUNLAB_PARENT"  # of a run that ends when the process with this id does
+PARENT_VARIABLE = "RUNLAB_PARENT"  # of a run: the process that waits for it, and the signal at its end
 _PATIENCE_S = 120.0  # for a child that has done enough, to end its iteration
 _POLL_EVERY_S = 0.02
 _ERROR = "error:"  # begins the message of a child that gives up
@@ -73,7 +73,7 @@ class Children:
         with log.open("wb") as errors, (out or log).open("ab") as output:
             process = subprocess.Popen(
                 command,
-                env={**environment, PARENT_VARIABLE: str(os.getpid())},
+                env={**environment, PARENT_VARIABLE: f"{os.getpid()} {signal.SIGTERM.value}"},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=errors if out is None else output,

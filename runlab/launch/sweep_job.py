@@ -8,7 +8,6 @@ repeated, a run that ended early is resumed, and a missing one is started.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -18,7 +17,6 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from runlab.config.loading import CONF, to_dict
 from runlab.config.schema import AUTO
 from runlab.errors import ConfigError, in_a_line
 from runlab.launch import process
+from runlab.launch.subprocesses import PARENT_VARIABLE
 from runlab.run import paths
 from runlab.run.continuation import only_begins_anew
 from runlab.run.files import lock, make_durable_folder, to_stderr
@@ -43,7 +42,6 @@ from runlab.run.read import leaves
 from runlab.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
 from runlab.run.trust import check_folder
 
-_SET_PDEATHSIG = 1  # of prctl: the signal that the kernel sends when the parent is gone
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
@@ -128,14 +126,13 @@ def _run(job: Job, log: Path, stop: Path) -> int:
     environment: Mapping[str, str] = json.loads(os.environ[process.COMMAND_VARIABLE])
     if "SLURM_JOB_ID" in os.environ and "SLURM_JOB_ID" not in environment:
         environment = os.environ  # the scheduler says which devices a job may use
-    options: dict[str, Any] = {
-        "env": process.worker_environment(job, environment),
-        "stdin": subprocess.DEVNULL,
-    }
+    environment = process.worker_environment(job, environment)
     if "RAY_JOB_ID" in os.environ:  # Ray repeats a job whose process was killed: no run of it may be left
-        options["preexec_fn"] = partial(ctypes.CDLL(None).prctl, _SET_PDEATHSIG, signal.SIGKILL)
+        environment[PARENT_VARIABLE] = f"{os.getpid()} {signal.SIGKILL.value}"
     with log.open("ab") as out:
-        run = subprocess.Popen(process.worker_command(), stdout=out, stderr=out, **options)
+        run = subprocess.Popen(
+            process.worker_command(), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
     passed = 0
     try:
         while run.poll() is None:

@@ -9,10 +9,8 @@ import contextlib
 import ctypes
 import gc
 import os
-import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from runlab import lossy
 from runlab.config.command_args import exit_status
@@ -77,18 +75,18 @@ def _run(job: Job) -> int:
     return stop.exit_status() if stop.requested() and not observers.complete else 0
 
 
-def end_with_parent() -> None:
-    """Ask Linux for SIGTERM when the process that waits for this run is killed."""
-    parent = os.environ.pop(PARENT_VARIABLE, "")
+def _end_with_parent() -> None:
+    """Let Linux send this process a signal when the one that waits for it is killed."""
+    parent, _, number = os.environ.pop(PARENT_VARIABLE, "").partition(" ")
     if parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if not Path(f"/proc/{parent}").exists():
-            sys.exit(128 + signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG
+        if parent != str(os.getppid()):
+            sys.exit(128 + int(number))
 
 
 def main() -> int:
     """Run the job of this process; the exit status."""
-    end_with_parent()
+    _end_with_parent()
     gc.freeze()  # garbage collections during training then leave out the imported modules
     return exit_status(lambda: run(Job.from_environment()))
 

@@ -13,7 +13,7 @@ from runlab.interfaces import Algorithm, Environments
 from runlab.run.checkpoint import load_chosen
 from runlab.run.files import to_stderr
 from runlab.run.limits import check_networks, load_to_act
-from runlab.run.manifest import LAST
+from runlab.run.read import LAST
 from runlab.run.trust import check_config
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from runlab.config.texts import choose, first_line
 from runlab.errors import ConfigError
 from runlab.run import paths
-from runlab.run.manifest import LAST
-from runlab.run.read import find_run
+from runlab.run.read import LAST, find_run
 
 POLICIES = Path("results") / "policies"
 _FILES = re.compile(r"(step_\d{1,18})\.json \1\.pt")

@@ -91,7 +91,8 @@ class Code:
             "snapshot": json.dumps({"problem": "a recorded configuration run again, from a commit"}),
         }
         package, job_variable = self._names()
-        if module == RUN and self._has(package) and not self._has(f"{package}/launch/worker.py"):
+        code = self.project / package
+        if module == RUN and code.exists() and not (code / "launch" / "worker.py").is_file():
             module = "train"  # as it was called at first
         environment = self.variables() | {job_variable: json.dumps(job)}
         command = [sys.executable, "-P", "-m", f"{package}.{module}", *words]
@@ -103,9 +104,6 @@ class Code:
             if match := _JOB_VARIABLE.search(file.read_text(encoding="utf-8")):
                 return file.parents[1].name, match[1]
         return __name__.partition(".")[0], JOB_VARIABLE
-
-    def _has(self, path: str) -> bool:
-        return (self.project / path).exists()
 
     def variables(self) -> dict[str, str]:
         """The environment of this process, with the recorded variables that may change bits."""
@@ -121,7 +119,7 @@ class Code:
         others = variables.get("PYTHONPATH", "").split(os.pathsep)
         folders = [other for other in others if other and os.path.realpath(other) not in barred]
         # An installed package adds the working folder itself, as it did for the recorded run.
-        own = [str(self.project)] if self._has(self._names()[0]) else []
+        own = [str(self.project)] if (self.project / self._names()[0]).exists() else []
         return variables | {"PYTHONPATH": os.pathsep.join([*own, str(self.scratch), *folders])}
 
 

@@ -157,9 +157,7 @@ def _places(trace: str | None) -> list[str]:
 def replay(job: Job, request: Request) -> None:
     """Carry out the request. Raises ConfigError if the run cannot be run again here."""
     if request.form != FORM:
-        raise ConfigError(
-            f"this code is of another version; {as_typed('compare')} in a worktree of it can zoom in"
-        )
+        raise ConfigError(f"this code is of another version; use {as_typed('compare')} in a worktree of it")
     config = job.config
     switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     if request.event is not None and not config.compile:  # the switch would cause a new compilation

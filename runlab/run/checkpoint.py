@@ -14,28 +14,21 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
 from runlab.config.texts import first_line
-from runlab.errors import ConfigError, RunError, in_a_line
+from runlab.errors import ConfigError
 from runlab.interfaces import Replay
 from runlab.run import paths
 from runlab.run.files import make_durable_folder, replace_file, to_stderr
 from runlab.run.limits import Excess, check_archive, check_content
-from runlab.run.manifest import (
-    LAST,
-    Damaged,
-    Manifest,
-    best_checkpoint,
-    chosen_checkpoints,
-    list_checkpoints,
-    read_manifest,
-)
+from runlab.run.manifest import Damaged, Manifest, list_checkpoints, read_manifest
 from runlab.run.paths import steps_of
+from runlab.run.read import LAST, best_steps, chosen_checkpoints
 from runlab.run.validation import Missing, reading
 
 if TYPE_CHECKING:
@@ -55,20 +48,14 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Writes the checkpoints of a run, and keeps the newest `keep` and the best one."""
+    """Writes the checkpoints of a run, and keeps the newest `keep` and, with `keep_best`, the best one."""
 
     run_dir: Path
     config: Mapping[str, Any]
     keep: int
     note: Callable[[str], None] = to_stderr
 
-    def save(
-        self,
-        env_steps: int,
-        state: Mapping[str, Any],
-        replay: Replay | None,
-        eval_return: float | None = None,
-    ) -> Path:
+    def save(self, env_steps: int, state: Mapping[str, Any], replay: Replay | None) -> Path:
         """Write `state`, and the transitions that came into the replay buffer since the last checkpoint.
 
         Each file is flushed to the disk and put in place in one step. Then older checkpoints are removed;
@@ -80,26 +67,20 @@ class Checkpoints:
         try:
             chunks = {} if replay is None else self._write_chunk(path.parent, replay)
             replace_file(path, lambda file: _save(file, state))
-            manifest = Manifest(
-                state=_digest(path), chunks=chunks, config=dict(self.config), eval_return=eval_return
-            )
+            manifest = Manifest(state=_digest(path), chunks=chunks, config=dict(self.config))
             replace_file(path.with_suffix(".json"), lambda file: file.writelines(manifest.sealed()))
         except BaseException:
             with contextlib.suppress(OSError):  # the first error counts
                 prune_checkpoints(self.run_dir)
             raise
         try:
-            prune_checkpoints(self.run_dir, keep=self.keep)
+            best = best_steps(self.run_dir) if self.config.get("keep_best") else None
+            prune_checkpoints(self.run_dir, keep=self.keep, best=best)
+        except ConfigError as error:
+            self.note(f"{path.name} is written, and no older one is removed: {error}")
         except OSError as error:
             self.note(f"{path.name} is written, but {error.filename} cannot be removed: {error.strerror}")
         return path
-
-    def rate(self, env_steps: int, eval_return: float) -> None:
-        """Add the return of an evaluation to a checkpoint that was written before it."""
-        path = paths.checkpoint_path(self.run_dir, env_steps)
-        manifest = replace(read_manifest(path), eval_return=eval_return)
-        with in_a_line(f"{path.with_suffix('.json')} cannot be written", RunError):
-            replace_file(path.with_suffix(".json"), lambda file: file.writelines(manifest.sealed()))
 
     def _write_chunk(self, folder: Path, replay: Replay) -> dict[str, str]:
         """Write the newest transitions as a chunk; all chunks of the new checkpoint, with digests."""
@@ -138,9 +119,12 @@ def _range(chunk: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -> None:
-    """Remove leftovers, checkpoints after `newest` steps, and all but the best and the last `keep` (0: all).
+def prune_checkpoints(
+    run_dir: Path, keep: int = 0, newest: int | None = None, best: int | None = None
+) -> None:
+    """Remove leftovers, checkpoints after `newest` steps, and all but the last `keep` (0: all).
 
+    The checkpoint after `best` steps stays.
     Leftovers are our files that belong to no checkpoint, such as files of an interrupted write. Raises the
     first OSError once everything that can be removed is.
     """
@@ -154,9 +138,9 @@ def prune_checkpoints(run_dir: Path, keep: int = 0, newest: int | None = None) -
             return False
         return True
 
-    checkpoints, (best, _) = list_checkpoints(run_dir), best_checkpoint(run_dir)
+    checkpoints = list_checkpoints(run_dir)
     for checkpoint in checkpoints:
-        unwanted = checkpoint not in [*checkpoints[-keep:], best]
+        unwanted = checkpoint not in checkpoints[-keep:] and steps_of(checkpoint) != best
         unwanted |= newest is not None and steps_of(checkpoint) > newest
         if unwanted and removed(checkpoint.with_suffix(".json")):
             continue

@@ -83,12 +83,11 @@ class Logger:
         import torch
 
         self._read()
-        names = _names_of(self._episodes)
-        rows = [(*each[:2], *(each.infos.get(name, math.nan) for name in names)) for each in self._episodes]
+        rows = [(*each[:2], *each.infos.values()) for each in self._episodes]
         return {
             "pending": {name: torch.tensor(v, dtype=torch.float64) for name, v in self._values.items()},
-            "episodes": torch.tensor(rows, dtype=torch.float64).reshape(-1, 2 + len(names)),
-            "infos": names,
+            "episodes": torch.tensor(rows, dtype=torch.float64),
+            "infos": _names_of_infos(self._episodes),
             "final_metrics": self.final_metrics,
             "wall_time_s": time.perf_counter() - self._begun,
         }
@@ -170,19 +169,18 @@ def _summary(name: str, values: Sequence[float]) -> float:
 
 
 def episode_means(kind: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means under the names that every log uses, of an info over the episodes that have it; may be empty."""
+    """Means under the names that every log uses, of an info over the episodes that had it; may be empty."""
     if not episodes:
         return {}
     means = {
         f"{kind}/return": math.fsum(each.episode_return for each in episodes) / len(episodes),
         f"{kind}/length": sum(each.length for each in episodes) / len(episodes),
     }
-    for name in _names_of(episodes):
-        values = [value for each in episodes if not math.isnan(value := each.infos.get(name, math.nan))]
-        if values:
+    for name in _names_of_infos(episodes):
+        if values := [value for each in episodes if not math.isnan(value := each.infos[name])]:
             means[f"{kind}/{name}"] = _summary("", values)
     return means
 
 
-def _names_of(episodes: Sequence[Episode]) -> list[str]:
-    return [*dict.fromkeys(name for each in episodes for name in each.infos)]
+def _names_of_infos(episodes: Sequence[Episode]) -> list[str]:
+    return [name for each in episodes[:1] for name in each.infos]  # all have the same ones

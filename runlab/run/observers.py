@@ -22,7 +22,7 @@ from runlab.determinism import denormals, switches
 from runlab.determinism.checks import promised
 from runlab.envs.global_rng import global_rng_state
 from runlab.envs.make import make_env
-from runlab.errors import RunError
+from runlab.errors import ConfigError, RunError
 from runlab.interfaces import Algorithm, Environments, IterationResult, Probe, act_of, attach_probe, replay_of
 from runlab.rng import env_seeds
 from runlab.run import paths
@@ -30,7 +30,8 @@ from runlab.run.checkpoint import Checkpoints
 from runlab.run.continuation import Progress
 from runlab.run.evaluation import LONGEST_VIDEO, evaluate
 from runlab.run.logger import Logger, episode_means
-from runlab.run.manifest import best_checkpoint, list_checkpoints
+from runlab.run.manifest import list_checkpoints
+from runlab.run.read import best_steps
 from runlab.run.trace import NO_PAST, TraceWriter, first_not_finite
 from runlab.run.video.recorder import VideoRecorder, automatic_renderers
 
@@ -72,7 +73,7 @@ class RunObservers:
         self._checkpoints = Checkpoints(run_dir, to_dict(config), config.checkpoints_kept, logger.message)
         self._progress = Progress(iterations=0, before=0, looked=False, training_s=0.0, logged_steps=0)
         self._saved_steps = algorithm.env_steps
-        self._evaluation: dict[str, float] = {}  # after the last iteration
+        self._policy = act_of(algorithm, config.eval_policy)
         self._awaited = config.env.logged_infos  # until a row has them, or should have
 
     @property
@@ -134,8 +135,8 @@ class RunObservers:
         try:
             self._evaluate_and_log()
         finally:  # an error in an evaluation or a video loses no weights
-            if (best := self._new_best()) is not None or self._due(self._config.checkpoint_every):
-                self._save(best)
+            if self._due(self._config.checkpoint_every) or self._is_best():
+                self._save()
             self._logger.activity("")
 
     def resume(self, state: dict[str, Any] | None) -> None:
@@ -148,8 +149,6 @@ class RunObservers:
         self._logger.load_state_dict(state["logger"])
         if not self._progress.looked:  # the last evaluation was cut short
             self._evaluate_and_log()
-            if (best := self._new_best()) is not None:
-                self._checkpoints.rate(self._algorithm.env_steps, best)
 
     def finish(self) -> None:
         """Save a run that ends early. Its unfinished row is kept for the resume."""
@@ -171,21 +170,22 @@ class RunObservers:
 
     def _evaluate_and_log(self) -> None:
         """Evaluate, log and film, each if it is due."""
-        self._evaluation = {}
         with contextlib.suppress(_CutShort):
-            if self._due(self._config.eval_every):
-                self._evaluation = self._evaluate()
+            evaluation = self._evaluate() if self._due(self._config.eval_every) else {}
             self._check_folder()
-            if self._evaluation or self._at_end or self._due(self._config.log_every):
-                self._log(self._evaluation)
+            if evaluation or self._at_end or self._due(self._config.log_every):
+                self._log(evaluation)
             self._progress.looked = True
             if self._due(self._config.video_every):
                 self._film()
 
-    def _new_best(self) -> float | None:
-        """The return of the last evaluation, if `keep_best` is set and no checkpoint has as high a one."""
-        value = self._evaluation.get("eval/return") if self._config.keep_best else None
-        return value if value is not None and value > best_checkpoint(self._run_dir)[1] else None
+    def _is_best(self) -> bool:
+        """True if `keep_best` is set and the evaluation after this iteration was the best one."""
+        steps = self._algorithm.env_steps
+        looked = self._config.keep_best and self._due(self._config.eval_every)
+        with contextlib.suppress(ConfigError):  # somebody has damaged the rows: `_save` will say so
+            return looked and best_steps(self._run_dir, steps) == steps
+        return False
 
     def _check_folder(self) -> None:
         """Raise RunError if the folder was moved or deleted: the run must not make a new one."""
@@ -196,7 +196,7 @@ class RunObservers:
     def _act(self, *arguments: Any) -> tuple[np.ndarray, np.ndarray | None]:
         if self.stopping():
             raise _CutShort
-        return act_of(self._algorithm, self._config.eval_policy)(*arguments)
+        return self._policy(*arguments)
 
     def _evaluate(self) -> dict[str, float]:
         """Means over new episodes, whose seeds depend on the seed of the run and the number of steps."""
@@ -223,10 +223,9 @@ class RunObservers:
         self._progress.training_s, self._progress.logged_steps = 0.0, steps
         self._logger.log(steps, {**evaluation, "time/steps_per_second": speed})
         metrics = self._logger.final_metrics
-        if self._awaited and "episode/return" in metrics:
-            if missing := [name for name in self._awaited if f"episode/{name}" not in metrics]:
-                what = f"no {' or '.join(missing)} in any info of an episode"
-                self._logger.message(f"note: env.logged_infos: {self._config.env.id} has given {what} so far")
+        if "episode/return" in metrics:
+            for name in (each for each in self._awaited if f"episode/{each}" not in metrics):
+                self._logger.message(f"note: env.logged_infos: no info of an episode has had {name} so far")
             self._awaited = []
 
     def _check_finite(self, result: IterationResult) -> None:
@@ -245,7 +244,7 @@ class RunObservers:
         good = list_checkpoints(self._run_dir)
         return f"the last checkpoint is {good[-1].name}" if good else "there is no checkpoint yet"
 
-    def _save(self, eval_return: float | None = None) -> None:
+    def _save(self) -> None:
         """Write a checkpoint. If the disk refuses it, print a note; at the end of the run raise RunError."""
         self._check_folder()
         self._logger.activity("saving a checkpoint")
@@ -259,7 +258,7 @@ class RunObservers:
                 sizes[paths.TRACE] = self.trace.lines.sync()
             logger = self._logger.state_dict()
             state["run"] = {**asdict(self._progress), "logger": logger, "chain": chain, "sizes": sizes}
-            self._checkpoints.save(steps, state, replay_of(algorithm), eval_return)
+            self._checkpoints.save(steps, state, replay_of(algorithm))
             self._saved_steps = steps
         except OSError as error:
             reason = f"could not be written, {error.strerror}; {self._last_checkpoint()}"

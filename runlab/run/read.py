@@ -14,13 +14,14 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta
 
-from runlab.config.texts import nearest
+from runlab.config.texts import choose, nearest
 from runlab.errors import ConfigError
 from runlab.run import paths
 from runlab.run.manifest import list_checkpoints, read_manifest
 from runlab.run.record import FINISHED, RunRecord
 from runlab.run.validation import Line, Missing, parse_yaml, read_bytes, read_text, typed
 
+LAST = "last"  # in `checkpoint=`: the newest
 Row = dict[str, float]  # of metrics.jsonl: env_steps, wall_time_s and metrics by name
 _ROW = msgspec.json.Decoder(dict[str, Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | None])
 _MAX_CONFIG_BYTES = 4_000_000
@@ -167,6 +168,35 @@ def read_metrics(run_dir: Path) -> list[Row]:
             )
         rows.append({key: math.nan if value is None else value for key, value in row.items()})
     return rows
+
+
+def best_steps(run_dir: Path, *more: int) -> int | None:
+    """Environment steps of the kept checkpoint with the highest `eval/return`, the first of several such.
+
+    Rows after `more` steps count as well. None without an evaluation at any of them.
+    """
+    kept = {*map(paths.steps_of, list_checkpoints(run_dir)), *more}
+    returns = {int(row["env_steps"]): row.get("eval/return", math.nan) for row in read_metrics(run_dir)}
+    found = [steps for steps, value in returns.items() if steps in kept and not math.isnan(value)]
+    return max(found, key=returns.__getitem__, default=None)
+
+
+def chosen_checkpoints(run_dir: Path, wanted: str, *more: str) -> list[Path]:
+    """The checkpoints that `checkpoint=` names, the oldest first; each name in `more` names all of them."""
+    if not (checkpoints := list_checkpoints(run_dir)):
+        raise ConfigError(f"{run_dir} has no checkpoint yet")
+    choices = {LAST: checkpoints[-1:], "best": [], **dict.fromkeys(more, checkpoints)}
+    choices |= {str(paths.steps_of(path)): [path] for path in checkpoints}
+    if wanted == "best":
+        best = best_steps(run_dir) if raw_config(run_dir).get("keep_best") else None
+        if best is None:
+            raise ConfigError(
+                f"checkpoint=best: {run_dir.name} has kept none; it needs keep_best=true in training"
+            )
+        wanted = str(best)
+    if wanted not in choices:
+        raise ConfigError(f"checkpoint={wanted}: {choose(wanted, choices)}")
+    return choices[wanted]
 
 
 def parse_row(line: bytes) -> dict[str, float | None] | None:

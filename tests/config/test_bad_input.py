@@ -17,7 +17,6 @@ import pytest
 from conftest import ROOT, RecordedRun, program, run, until
 
 from runlab.__main__ import COMMANDS, main
-from runlab.config.cli import preflight
 from runlab.run import paths
 
 MANY, DEEP = ",".join(f"x{i}" for i in range(20_000)), "[" * 400 + "]" * 400
@@ -134,7 +133,7 @@ CALLS += [
         ),
         ("seed=3 sweep=resume", "sweep=resume: this is a single run", "make resume run=RUN"),
         ("sweep=five-seed", "did you mean five-seeds? allowed: resume, five-seeds, paper, ppo-rates"),
-        ("sweep=ppo-rates", "has values to draw from; make search sweep=ppo-rates"),
+        ("sweep=ppo-rates", "has values to draw from; use make search sweep=ppo-rates"),
         ("--config-dir=nowhere", "--config-dir=nowhere: no such folder"),
         ("--config-dir nowhere", "--config-dir=nowhere: no such folder"),
         ("--config-dir", "--config-dir=: a value is missing"),
@@ -183,8 +182,8 @@ CALLS += [
         ("--seed env=Hopper", "--seed: write seed=VALUE"),
         ("--track", "--track: no such key; did you mean logger=wandb?"),
         ("--info config", "--info: --cfg job shows"),
-        ("hydra/sweeper=optuna", "hydra/sweeper=optuna: make search sweep=NAME draws"),
-        ("hydra.sweeper.n_trials=9", "make search sweep=NAME draws"),
+        ("hydra/sweeper=optuna", "hydra/sweeper=optuna: use make search sweep=NAME"),
+        ("hydra.sweeper.n_trials=9", "use make search sweep=NAME"),
         ("env.num_workers=[1", "env.num_workers=[1: expected auto, or a whole number"),
         ("seed=1 seed=2", "seed is given twice"),
         ("--cfg job seed=1,2", "shows one configuration"),
@@ -259,8 +258,8 @@ def test_a_wrong_call_is_refused(line: tuple[str, ...], refused: Refused) -> Non
 
 
 def test_ray_is_refused_where_it_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda _: None)
-    refused("train seed=1,2 hydra/launcher=ray", "hydra/launcher=ray: needs a package; use ")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    refused("train seed=1,2 hydra/launcher=ray", "hydra/launcher=ray: ray is not installed; use ")
 
 
 @pytest.mark.parametrize(("name", "content", "words", "says"), DAMAGES)

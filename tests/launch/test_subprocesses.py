@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import alive, until
 
-from runlab.launch.subprocesses import Children, Interrupted, complaint, last_words, lines_of
+from runlab.launch.subprocesses import PARENT_VARIABLE, Children, Interrupted, complaint, last_words, lines_of
 
 # Prints its number, then works until it is ended; the other one has to be killed.
 STEADY = "import os, time; print(os.getpid(), flush=True)\nwhile True: time.sleep(0.05)"
@@ -96,3 +97,16 @@ def test_last_words(log: Path) -> None:
     assert last_words(log, 128 + signal.SIGSEGV) == "ended by signal 11"
     log.write_text("Traceback\n\nValueError: error: it\n")
     assert (last_words(log, 1), complaint(log)) == ("ValueError: error: it", "")
+
+
+def test_a_run_gets_the_signal_that_it_asked_for_when_its_parent_is_killed() -> None:
+    run = f"from runlab.launch.worker import _end_with_parent\n_end_with_parent()\n{STUBBORN}"
+    parent = f"import os, subprocess, sys\nos.environ[{PARENT_VARIABLE!r}] = f'{{os.getpid()}} 9'\n"
+    command = [sys.executable, "-c", f"{parent}subprocess.run([sys.executable, '-c', {run!r}])"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = process.stdout.readline()
+        process.kill()
+    until(lambda: not alive(pid), 2.0)
+    gone_before = os.environ | {PARENT_VARIABLE: "1 9"}
+    assert subprocess.run([sys.executable, "-c", run], env=gone_before, check=False).returncode == 128 + 9

@@ -52,7 +52,7 @@ class Ending:
         monkeypatch.setattr(RunRecord, "write", write_record)
         monkeypatch.setattr(training_run, "lock", locked)
         self.algorithm: Any = SimpleNamespace(
-            env_steps=256, replay=None, close=lambda: self.step("algorithm", lambda: None)
+            act=None, env_steps=256, replay=None, close=lambda: self.step("algorithm", lambda: None)
         )
 
     def step(self, name: str, act: Callable[[], object]) -> None:

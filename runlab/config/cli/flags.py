@@ -17,15 +17,10 @@ MULTIRUN = ("--multirun", "-m")
 HYDRA_FLAGS = {
     "--cfg -c": "write --cfg job",
     "--config-dir -cd": "write --config-dir=FOLDER",
-    "--config-name -cn": "conf/config.yaml is the only one; experiment=NAME takes a file of conf/experiment/",
-    "--config-path -cp": "the files are those of conf/; --config-dir=FOLDER adds a folder like it",
-    "--experimental-rerun": (
-        f"{as_typed('resume run=RUN')} goes on, {as_typed('reproduce run=RUN')} makes it again"
-    ),
+    "--config-name --config-path -cn -cp": "use experiment=NAME, or --config-dir=FOLDER for a folder",
+    "--experimental-rerun": f"{as_typed('reproduce run=RUN')} makes a run again",
     "--hydra-help": f"{as_typed('help')} lists the commands, and --help shows the arguments of one",
-    "--info -i": "--cfg job shows the configuration; docs/configuration.md has the order of its files",
-    "--package -p": "--cfg job shows the whole configuration",
-    "--resolve": "--cfg job shows resolved values",
+    "--info --package --resolve -i -p": "--cfg job shows the whole configuration, with resolved values",
     "--run -r": "leave it out; without a list of values the command makes one run",
     "--shell-completion -sc": "there is none; a wrong word is answered with the nearest match",
     "--version": "record.json of a run has the versions of all packages",
@@ -34,9 +29,7 @@ HYDRA_FLAGS = {
 
 def check_flags(flags: Sequence[str], words: Sequence[str]) -> None:
     """Raise `ConfigError` for the first of `flags` but --multirun; `words` are all arguments."""
-    for flag in flags:
-        if flag in MULTIRUN:
-            continue
+    for flag in (each for each in flags if each not in MULTIRUN):
         name, _, value = flag.partition("=")
         for names, instead in HYDRA_FLAGS.items():
             if name in names.split():

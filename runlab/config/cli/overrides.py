@@ -158,9 +158,7 @@ def _check_key(key: str, word: str, words: Iterable[str]) -> None:
         raise ConfigError(f"{word}: goes with other values; choose it with {IDENTITY[key]}=")
     if key.startswith("hydra"):
         if key.replace("/", ".").startswith("hydra.sweeper"):
-            raise ConfigError(
-                f"{word}: {as_typed('search')} sweep=NAME draws the values of a file of conf/sweep/"
-            )
+            raise ConfigError(f"{word}: use {as_typed('search')} sweep=NAME, with a file of conf/sweep/")
         if key != LAUNCHER and not re.fullmatch(rf"hydra\.launcher\.{_NAME}", key, re.ASCII):
             raise ConfigError(
                 f"{word}: of Hydra's own settings only hydra/launcher and the keys below it can be set; "

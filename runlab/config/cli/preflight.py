@@ -14,7 +14,6 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 from hydra import initialize_config_dir
@@ -40,7 +39,7 @@ from runlab.config.command_args import (
     rest,
 )
 from runlab.config.loading import CONF, in_one_line
-from runlab.config.project import as_typed
+from runlab.config.project import as_typed, require
 from runlab.config.schema import Config, register_schemas
 from runlab.config.secrets import refuse_secret_words
 from runlab.config.texts import readable
@@ -129,9 +128,7 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
         if sweep and arguments.cfg is not None:
             raise ConfigError("--cfg job: shows one configuration; leave out lists of values")
         if resume and not sweep:
-            raise ConfigError(
-                f"sweep=resume: this is a single run; {as_typed('resume')} run=RUN goes on with one"
-            )
+            raise ConfigError(f"sweep=resume: this is a single run; use {as_typed('resume')} run=RUN")
         jobs, argv = [plain], plain
         if sweep:
             jobs = _jobs(overrides)
@@ -186,9 +183,7 @@ def _words_of(name: str, more: Sequence[Path], typed: Sequence[str]) -> list[str
     """The arguments in a file of conf/sweep/, except for keys that are typed as well."""
     values = read_sweep(name, more, [_RESUME])
     if any(isinstance(value, dict) for value in values.values()):
-        raise ConfigError(
-            f"sweep={name}: has values to draw from; {as_typed('search')} sweep={name} takes it"
-        )
+        raise ConfigError(f"sweep={name}: has values to draw from; use {as_typed('search')} sweep={name}")
     keys = {text.partition("=")[0] for text in typed}
     return [assigned(key, value) for key, value in values.items() if key not in keys]
 
@@ -239,8 +234,7 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
 
 def _check_ray(address: str) -> None:
     """Raise `ConfigError` if there is no Ray: it would try for ever to reach the head of a cluster."""
-    if find_spec("ray") is None:
-        raise ConfigError("hydra/launcher=ray: needs a package; use .venv/bin/python -m pip install ray")
+    require("ray", "ray", "hydra/launcher=ray")
     if address in ("local", "auto"):
         return
     host, _, port = address.rpartition(":")

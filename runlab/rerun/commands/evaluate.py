@@ -14,7 +14,7 @@ from pathlib import Path
 from runlab.config.command_args import argument, json_flag, one_of, switch, whole
 from runlab.config.schema import EVAL_POLICIES
 from runlab.rerun.policy_file import run_or_policy
-from runlab.run.manifest import LAST
+from runlab.run.read import LAST
 
 _MOST_BESIDE = 16  # environments in memory at once, some of which are large
 

@@ -19,8 +19,8 @@ from runlab.config.schema import EVAL_POLICIES
 from runlab.errors import ConfigError, in_a_line
 from runlab.rerun.policy_file import run_or_policy
 from runlab.run import paths
-from runlab.run.manifest import LAST, chosen_checkpoints
 from runlab.run.paths import steps_of
+from runlab.run.read import LAST, chosen_checkpoints
 from runlab.run.trust import check_folder
 
 if TYPE_CHECKING:  # it needs PyAV

@@ -32,8 +32,7 @@ from runlab.run.paths import LOCK
 MAX_FILE_BYTES = 10_000_000
 MAX_NEW_BYTES = 100_000_000
 _PART_BYTES = 1_000_000
-_WRITTEN = "written-by-runlab.json"
-_WRITTEN = "written-by-runlab"  # in git's folder: a digest and a path on each line
+_WRITTEN = "written-by-runlab.json"  # in the folder of git: digests by path
 
 
 class SkippedFile(TypedDict):
@@ -58,18 +57,16 @@ def add_files(git: Git, paths: Sequence[bytes], skipped: list[SkippedFile], new:
 def note_written(project: Path, files: Iterable[Path]) -> None:
     """Remember that these files in the repository around `project` are results, and no code."""
     with suppress(GitError, OSError), repository(project) as git:
-        top, noted = git.top.resolve(), _noted(git)
-        inside = [file for each in files if (file := each.resolve()).is_relative_to(top)]
-        new = noted | {str(file.relative_to(top)): _digest(file, "", "") for file in inside}
-        if new != noted:
-            replace_text(git.common / _WRITTEN, [json.dumps(new)])
+        new = {os.path.realpath(file): _digest(file, "", "") for file in files}
+        replace_text(git.common / _WRITTEN, [json.dumps(_noted(git) | new)])
 
 
 def written_here(git: Git, paths: Iterable[bytes]) -> set[bytes]:
     """The files among `paths` that are as `note_written` has seen them."""
-    noted = _noted(git)
-    named = [path for path in paths if noted.get(os.fsdecode(path))]
-    return {path for path in named if _digest(git.file(path), "", "") == noted[os.fsdecode(path)]}
+    if not (noted := _noted(git)):
+        return set()
+    digests = {path: noted.get(os.path.realpath(git.file(path))) for path in paths}
+    return {path for path, digest in digests.items() if digest and digest == _digest(git.file(path), "", "")}
 
 
 def _noted(git: Git) -> dict[str, str | None]:
