@@ -257,7 +257,8 @@ def test_an_installed_copy_recommends_its_own_command(
     record.commands = [["python", "-m", "runlab", "train", *words]]
     show_end(record, tmp_path)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"next: {project.project_name()} train seed=1,2 sweep=resume --config-dir=conf"
+    assert last == f"next: {project.as_typed('train')} seed=1,2 sweep=resume --config-dir=conf"
+    assert "make" not in last
 
 
 @pytest.mark.parametrize("terminal", [True, False])
