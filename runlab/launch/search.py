@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import shlex
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
-from functools import partial
 from itertools import starmap
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +34,7 @@ from runlab.config.texts import choose, few, first_line
 from runlab.errors import ConfigError, RunError, in_a_line
 from runlab.launch.checks import HERE, check_plan
 from runlab.launch.process import worker_command, worker_environment
-from runlab.launch.study import BEAT_EVERY_S, SILENT_S, make, open_database, open_journal
+from runlab.launch.study import BEAT_EVERY_S, make, open_database, open_journal
 from runlab.launch.subprocesses import Children, Interrupted, last_words
 from runlab.launch.sweep_job import digest
 from runlab.machine import usable_cores
@@ -50,7 +47,9 @@ from runlab.run.record import SearchRecord, SearchTrial
 from runlab.run.trust import check_folder
 
 if TYPE_CHECKING:
-    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial
 
 _WIDEST = 1e300  # end of a range; Optuna draws from no wider one
@@ -140,25 +139,28 @@ def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:
     if fixed := {"seed", "runs_dir"} & space.keys():
         raise ConfigError(f"sweep={name}: {min(fixed)}: all trials of a search have the same")
     for key, rule in space.items():
-        if not _is_rule(rule):
+        try:
+            _distribution(rule)
+        except (TypeError, ValueError) as error:
             form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"
-            raise ConfigError(f"sweep={name}: {key}: expected {form}")
+            raise ConfigError(f"sweep={name}: {key}: expected {form}") from error
     return space
 
 
-def _is_rule(rule: Any) -> bool:
-    if not isinstance(rule, dict):
-        return False
-    if {*rule} == {"choices"}:
-        choices = rule["choices"]
-        return isinstance(choices, list) and bool(choices) and not any(isinstance(x, dict) for x in choices)
-    if not {"low", "high"} <= {*rule} <= {"low", "high", "log"}:
-        return False
-    low, high, log = rule["low"], rule["high"], rule.get("log", False)
-    ends = (low, high)
-    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends)
-    numbers = numbers and all(abs(end) <= _WIDEST for end in ends)  # not nan either
-    return numbers and low < high and log in (False, low > 0)
+def _distribution(rule: dict[str, Any]) -> BaseDistribution:
+    """A range or choices. Raises TypeError or ValueError for anything else, as Optuna does."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    match rule:
+        case {"choices": list(choices), **rest} if not any(isinstance(each, dict) for each in choices):
+            # Optuna compares choices by hash, which a list has none of.
+            return CategoricalDistribution([str(x) if isinstance(x, list) else x for x in choices], **rest)
+        case {"low": int(low), "high": int(high), **rest} if low < high:
+            return IntDistribution(low, high, **rest)
+        case {"low": int() | float() as low, "high": int() | float() as high, **rest}:
+            if -_WIDEST <= low < high <= _WIDEST:  # not nan either
+                return FloatDistribution(low, high, **rest)
+    raise ValueError(rule)
 
 
 class _Search:
@@ -172,55 +174,33 @@ class _Search:
         warnings.filterwarnings("ignore", "Heartbeat of storage")  # not only for Study.optimize
         self._args, self._space, self._folder, self._seeds = args, space, folder, seeds
         self._failed, self._states, self._lowest = 0, optuna.trial.TrialState, args.objective.startswith("-")
-        self._beside = min(len(seeds), workers)  # runs of a trial at once
-        self._at_once = workers // self._beside
-        pruner = make(optuna.pruners, "pruner", args.pruner if args.prune else "NopPruner", args.overrides)
-        self._sampler = partial(make, optuna.samplers, "sampler", args.sampler, args.overrides)
-        sampler, trying = self._sampler(), optuna.create_study(sampler=self._sampler())
-        try:
-            for _ in range(12):  # as often as samplers draw before they learn; some need further packages
-                trial = trying.ask()
-                for key, rule in space.items():
-                    _draw(trial, key, rule)
-                trying.tell(trial, 0.0)
-        except (TypeError, ValueError, ImportError) as error:
-            needs = (
-                f"; use .venv/bin/python -m pip install {error.name}"
-                if isinstance(error, ImportError)
-                else ""
-            )
-            raise ConfigError(f"sampler={args.sampler}: {first_line(error)}{needs}") from error
-        database = open_database(args.storage, self._queue) if args.storage else None
+        self._workers, self._at_once = workers, max(1, workers // len(seeds))
+        self._ranges = {key: _distribution(rule) for key, rule in space.items()}
+        pruner = make("pruner", args.pruner if args.prune else "NopPruner", args.overrides)
+        sampler = _sampler(args, self._ranges)
+        self._database = open_database(args.storage) if args.storage else None
         check_folder(folder)  # logs go there, and it may have come from somebody else
         with in_a_line(f"runs_dir={folder} cannot be made"):
             make_durable_folder(folder)
-        self._id = secrets.token_hex(6)  # of this command, which holds a lock with that name
-        lock(folder, _lock_file(self._id))
-        self._database = database
         self._study = optuna.create_study(
-            storage=database or open_journal(folder / "study.journal"),
+            storage=self._database or open_journal(folder / "study.journal"),
             study_name=folder.name,
             direction="minimize" if self._lowest else "maximize",
             sampler=sampler,
             pruner=pruner,
             load_if_exists=True,
         )
-        self._one_at_a_time, self._seeded, self._waits = threading.Lock(), False, False
-        self._children = Children()
+        self._one_at_a_time, self._waits = threading.Lock(), False
+        self._own: set[int] = set()  # numbers of the trials of this command
+        self._children, self._runs = Children(), ThreadPoolExecutor(workers)
         self._label = "return" if args.objective == _RETURN else args.metric
 
     def run(self) -> int:
         """Run trials until there are enough or a signal came; the exit status."""
-        begun = f"; {len(self._trials())} were begun before" if self._trials() else ""
-        say(f"search in {self._folder}, {self._at_once} trials at once{begun}")
-        ended = threading.Event()
-        threading.Thread(target=self._show_life, args=(ended,), daemon=True).start()
-        try:
-            with self._children.listening(), ThreadPoolExecutor(self._at_once) as pool:
-                for each in [pool.submit(self._work) for _ in range(self._at_once)]:
-                    each.result()
-        finally:
-            ended.set()
+        say(f"search in {self._folder}, {self._at_once} trials at once")
+        with self._children.listening(), self._runs, ThreadPoolExecutor(self._at_once) as pool:
+            for each in [pool.submit(self._work) for _ in range(self._at_once)]:
+                each.result()
         self._write(self._importances())
         try:
             self._children.check()
@@ -251,68 +231,58 @@ class _Search:
         """A queued or new trial; None if there are enough, which may wait for those of other commands."""
         while True:
             self._children.check()
-            with self._one_at_a_time:
+            with suppress(InUse), self._turn():
                 self._take_up()
                 ended, running = len(self._ended()) + self._failed, self._trials("RUNNING")
                 if ended >= self._args.trials:
                     return None
-                if ended + len(running) < self._args.trials and (trial := self._ask()) is not None:
-                    return trial
-                others = [one for one in running if one.user_attrs.get("command") != self._id]
+                if ended + len(running) < self._args.trials:
+                    trial = self._study.ask(self._ranges)
+                    self._claim(trial.number)
+                    begun = self._trials("RUNNING", "COMPLETE", "PRUNED")
+                    if sum(one.number < trial.number for one in begun) + self._failed < self._args.trials:
+                        return trial
+                    self._study.tell(trial, state=self._states.FAIL)  # another folder was faster
+                others = [str(one.number) for one in running if one.number not in self._own]
                 if others and not self._waits:
                     self._waits = True
-                    say(f"waiting for trials of other commands: {few([str(one.number) for one in others])}")
+                    say(f"waiting for trials of other commands: {few(others)}")
             time.sleep(1)
 
-    def _ask(self) -> Trial | None:
-        """A trial for this command; None if other commands began the last ones at the same moment."""
-        trial = self._study.ask()
-        trial.set_user_attr("command", self._id)
-        if self._database is not None:
-            self._database.record_heartbeat(trial._trial_id)
-        if not self._seeded:  # by a number that no other command has, so that it draws other values
-            self._seeded, self._study.sampler = True, self._sampler(seed=trial.number)
-        kept = self._trials("RUNNING", "COMPLETE", "PRUNED", "WAITING")
-        queued = {one.number for one in kept if "fixed_params" in one.system_attrs}
-        before = queued | {one.number for one in kept if one.number < trial.number}
-        if trial.number in queued or len(before) + self._failed < self._args.trials:
-            return trial
-        self._study.tell(trial, state=self._states.FAIL)
-        return None
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let one thread of one command begin a trial and claim it. Raises InUse."""
+        with self._one_at_a_time:
+            release = lock(self._folder)
+            try:
+                yield
+            finally:
+                release()
 
-    def _show_life(self, ended: threading.Event) -> None:
-        """Show other machines that the trials of this command are alive."""
-        while self._database is not None and not ended.wait(BEAT_EVERY_S):
-            with suppress(Exception):  # the threads of the trials say that the database is gone
-                for trial in self._trials("RUNNING"):
-                    if trial.user_attrs.get("command") == self._id:
-                        self._database.record_heartbeat(trial._trial_id)
+    def _claim(self, number: int) -> bool:
+        """Lock a trial until this process ends; False if this or another living command has it."""
+        if number in self._own:
+            return False
+        with suppress(InUse):
+            lock(self._folder, _lock_file(number))
+            self._own.add(number)
+        return number in self._own
 
     def _take_up(self) -> None:
         """Queue the trials again whose commands have died."""
         from optuna.storages import fail_stale_trials
 
-        fail_stale_trials(self._study)  # in a database, which may be all that machines share
+        fail_stale_trials(self._study)  # in a database, whose trials may be in other folders
         for trial in self._trials("RUNNING"):
-            command = str(trial.user_attrs.get("command"))  # None: killed before it could say so
-            reached = self._database is None or (self._folder / _lock_file(command)).exists()
-            begun = (datetime.now() - (trial.datetime_start or datetime.now())).total_seconds()
-            if command != self._id and (begun > 2 * SILENT_S if command == "None" else reached):
-                with suppress(InUse):
-                    lock(self._folder, _lock_file(command))()
-                    self._queue_again(trial)
+            here = self._database is None or (self._folder / _lock_file(trial.number)).exists()
+            if here and self._claim(trial.number):
+                self._queue_again(trial.number)
 
-    def _queue_again(self, trial: Trial | FrozenTrial) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
+    def _queue_again(self, trial: Trial | int) -> None:
+        from optuna.storages import RetryHeartbeatStaleTrialCallback
 
-        with suppress(UpdateFinishedTrialError):  # another command did it
-            self._study._storage.set_trial_state_values(trial._trial_id, self._states.FAIL)
-            self._queue(self._study, trial)
-
-    def _queue(self, study: Study, trial: Trial | FrozenTrial) -> None:
-        """Queue the values and the runs of a trial, for the first command that asks for one."""
-        runs = {key: value for key, value in trial.user_attrs.items() if key != "command"}
-        study.enqueue_trial(trial.params, user_attrs=runs)
+        with suppress(ValueError):  # another command did it
+            RetryHeartbeatStaleTrialCallback()(self._study, self._study.tell(trial, state=self._states.FAIL))
 
     def _finish(self, trial: Trial) -> None:
         """Run a trial to its end, which the study gets."""
@@ -326,7 +296,6 @@ class _Search:
             state = self._states.PRUNED
         except UpdateFinishedTrialError:
             say(f"trial {trial.number}: was silent for a minute, and queued again for any command")
-            return
         except Interrupted:
             self._queue_again(trial)
             raise
@@ -339,11 +308,10 @@ class _Search:
         """Run a trial with each seed; the mean of the last values. Raises TrialPruned."""
         from optuna import TrialPruned
 
-        words = [*starmap(assigned, _drawn(trial, self._space).items())]
-        watch = _Watch(trial, self._args.metric, len(self._seeds))
-        with ThreadPoolExecutor(self._beside) as pool:
-            for each in [pool.submit(self._run, trial, words, seed, watch) for seed in self._seeds]:
-                each.result()
+        words = [*starmap(assigned, self._params(trial).items())]
+        watch = _Watch(trial, self._args.metric, len(self._seeds), self._database)
+        for each in [self._runs.submit(self._run, trial, words, seed, watch) for seed in self._seeds]:
+            each.result()
         if watch.enough():
             raise TrialPruned
         return watch.value()
@@ -379,7 +347,7 @@ class _Search:
     def _find_run(self, trial: Trial, words: list[str], seed: int) -> tuple[Path, Job | None]:
         """The folder of a trial's run, and its job, new or resumed; no job if the run has finished."""
         own = [word for word in self._args.words if not word.startswith("seed=")]
-        plan = preflight([*own, *words, f"seed={seed}"], self._beside * self._at_once)
+        plan = preflight([*own, *words, f"seed={seed}"], self._workers)
         config, overrides, key = plan.configs[0], plan.overrides[0], f"run-seed{seed}"
         # The study may have come from somebody else: it names a run, and no folder.
         run_dir = run_folder(config, paths.safe_name(str(trial.user_attrs.get(key))), overrides)
@@ -405,7 +373,7 @@ class _Search:
         with self._one_at_a_time:
             self._write({})
 
-    def _params(self, trial: FrozenTrial) -> dict[str, Any]:
+    def _params(self, trial: Trial | FrozenTrial) -> dict[str, Any]:
         """The drawn values as the run of the trial has them."""
         return {key: _rounded(value, self._space.get(key, {})) for key, value in trial.params.items()}
 
@@ -446,10 +414,9 @@ class _Search:
         if len(self._ended()) == len(best) > 1:
             say(f"all {len(best)} trials have the {self._label} {highest}, so none is best: {_MORE}")
             return 1 if self._failed else 0
-        folder = self._args.config_dir
-        flag = "" if INSTALLED else "ARGS="
-        words = [] if folder is None else [f"{flag}--config-dir={folder}"]
-        words += [word for word in self._args.overrides if not word.startswith(("seed=", *_OPTUNAS))]
+        words = [word for word in self._args.words if not word.startswith("seed=")]
+        if not INSTALLED:
+            words = [f"ARGS={word}" if word.startswith("--") else word for word in words]
         words += [*starmap(assigned, self._params(best[0]).items())]
         alike = f", of trials {few([str(each.number) for each in best])} alike" * (len(best) > 1)
         say(f"best of {len(self._ended())} trials: {self._label} {highest}{alike}")
@@ -460,15 +427,20 @@ class _Search:
 class _Watch:
     """The runs of a trial, whose rows are reported as they come."""
 
-    def __init__(self, trial: Trial, metric: str, num_runs: int) -> None:
+    def __init__(self, trial: Trial, metric: str, num_runs: int, database: RDBStorage | None) -> None:
         self.run_dirs: list[Path] = []
         self.over = False
         self._trial, self._metric, self._num_runs = trial, metric, num_runs
+        self._database, self._beat_at = database, -math.inf
         self._lock, self._sizes, self._reported = threading.Lock(), [0], -1
 
     def enough(self) -> bool:
         """True if all runs of the trial are to end: it was pruned, or one of them has failed."""
         with self._lock:
+            if self._database is not None and time.monotonic() > self._beat_at + BEAT_EVERY_S:
+                self._beat_at = time.monotonic()
+                with suppress(Exception):  # if the database is gone, the next report says so
+                    self._database.record_heartbeat(self._trial._trial_id)
             files = [run_dir / paths.METRICS for run_dir in self.run_dirs]
             sizes = [file.stat().st_size for file in files if file.exists()]
             if len(sizes) == self._num_runs and sizes != self._sizes:
@@ -496,8 +468,8 @@ class _Watch:
         return [(int(row["env_steps"]), row[self._metric]) for row in rows if self._metric in row]
 
 
-def _lock_file(command: str) -> str:
-    return f"command-{paths.safe_name(command)}.lock"
+def _lock_file(trial: int) -> str:
+    return f"trial_{trial}.lock"
 
 
 def _command() -> list[str]:
@@ -505,22 +477,18 @@ def _command() -> list[str]:
     return ["storage=..." if word.startswith("storage=") else word for word in program()]
 
 
-def _drawn(trial: Trial, space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The values of a trial. Raises ConfigError if Optuna cannot draw them, as in a damaged study."""
+def _sampler(args: Args, ranges: dict[str, BaseDistribution]) -> BaseSampler:
+    """The sampler. Raises ConfigError if it cannot draw from these ranges, or needs another package."""
+    import optuna
+
+    trying = optuna.create_study(sampler=make("sampler", args.sampler, args.overrides))
     try:
-        return {key: _rounded(_draw(trial, key, rule), rule) for key, rule in space.items()}
+        for _ in range(12):  # as often as samplers draw before they learn
+            trying.tell(trying.ask(ranges), 0.0)
     except (TypeError, ValueError, ImportError) as error:
-        raise ConfigError(first_line(error)) from error
-
-
-def _draw(trial: Trial, key: str, rule: Mapping[str, Any]) -> Any:
-    if "choices" in rule:
-        # Optuna compares choices by hash, which a list has none of.
-        return trial.suggest_categorical(key, [str(x) if isinstance(x, list) else x for x in rule["choices"]])
-    low, high, log = rule["low"], rule["high"], rule.get("log", False)
-    if isinstance(low, int) and isinstance(high, int):
-        return trial.suggest_int(key, low, high, log=log)
-    return trial.suggest_float(key, low, high, log=log)
+        raise ConfigError(f"sampler={args.sampler}: {first_line(error)}") from error
+    sampler: BaseSampler = make("sampler", args.sampler, args.overrides)
+    return sampler
 
 
 def _rounded(value: Any, rule: Mapping[str, Any]) -> Any:

@@ -2,60 +2,47 @@
 
 from __future__ import annotations
 
-import fcntl
-import inspect
 import os
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from omegaconf import OmegaConf
+from yaml import YAMLError
 
+from runlab.config.project import require
 from runlab.config.texts import choose, first_line
-from runlab.errors import ConfigError, RunError
+from runlab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
+    from optuna.storages import BaseStorage, RDBStorage
 
 BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the longest time without
-_DATABASES = ("postgresql", "mysql", "mariadb", "oracle", "mssql", "sqlite")
-_PLAIN: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "None": None}
 
 
-def open_database(url: str, again: Callable[..., None]) -> Any:
-    """A study's storage in a database; `again` gets each trial that gave no sign of life. Raises ConfigError.
+def open_database(url: str) -> RDBStorage:
+    """A study's storage in a database, where trials without a sign of life can be queued again.
 
-    Of the URL, which may hold a password, messages show the kind of database only.
+    Raises ConfigError for a wrong URL, of which it shows nothing: it may hold a password.
     """
-    from optuna.exceptions import StorageInternalError
-    from optuna.storages import RDBStorage, get_storage
-    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+    from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError
 
-    name = url.partition("://")[0] if "://" in url else ""
-    kind = f"storage={name}://..." if name else "storage"
+    if url.startswith("postgresql:"):
+        require("psycopg", "postgres", "storage")
+    retry = RetryHeartbeatStaleTrialCallback()
     beats: dict[str, Any] = {"heartbeat_interval": BEAT_EVERY_S, "grace_period": SILENT_S}
-    for last in (False, False, True):
-        try:
-            return get_storage(RDBStorage(url, **beats, heartbeat_stale_trial_callback=again))
-        except (ArgumentError, ValueError):
-            databases = choose(name, _DATABASES)
-            raise ConfigError(
-                f"{kind}: expected postgresql://USER@HOST/NAME or the like; {databases}"
-            ) from None
-        except ImportError as error:
-            module = str(getattr(error.__cause__, "name", "its driver"))
-            cure = "'psycopg[binary]'" if module == "psycopg" else module
-            raise ConfigError(
-                f"{kind}: {module} is not installed; use .venv/bin/python -m pip install {cure}"
-            ) from None
-        except (StorageInternalError, SQLAlchemyError) as error:
-            if last:
-                raise RunError(f"{kind}: {first_line(error.__cause__ or error)}") from None
-            time.sleep(1)  # another command makes the tables at this moment
-    raise AssertionError
+    try:
+        with suppress(IntegrityError, ProgrammingError):  # another command makes the tables at this moment
+            return RDBStorage(url, **beats, heartbeat_stale_trial_callback=retry)
+        time.sleep(1)
+        return RDBStorage(url, **beats, heartbeat_stale_trial_callback=retry)
+    except ImportError as error:
+        raise ConfigError(f"storage: {first_line(error.__cause__ or error)}") from None
+    except (ArgumentError, ValueError):
+        raise ConfigError("storage: expected a URL of SQLAlchemy as in postgresql://USER@HOST/NAME") from None
 
 
 def open_journal(file: Path) -> BaseStorage:
@@ -63,61 +50,30 @@ def open_journal(file: Path) -> BaseStorage:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-    class Lock(JournalFileOpenLock):
-        """A lock that the kernel releases with a killed process; Optuna's own stay for 30 seconds."""
-
-        def acquire(self) -> bool:
-            self._fd = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            lines = file.read_bytes()
-            if not lines.endswith(b"\n"):  # of a process that was killed, or had a full disk
-                os.truncate(file, lines.rfind(b"\n") + 1)
-            return True
-
-        def release(self) -> None:
-            os.close(self._fd)
-
+    backend = JournalFileBackend(str(file), lock := JournalFileOpenLock(str(file)))
+    lock.acquire()
     try:
-        return JournalStorage(JournalFileBackend(str(file), Lock(str(file))))
-    except OSError:
-        raise
+        lines = file.read_bytes()
+        if not lines.endswith(b"\n"):  # of a machine that lost its power, or had a full disk
+            os.truncate(file, lines.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+    try:
+        return JournalStorage(backend)
     except Exception as error:  # it may have come from somebody else, and have anything
         raise ConfigError(f"{file} is no journal of Optuna: {first_line(error)}") from error
 
 
-def make(module: Any, kind: str, name: str, words: Sequence[str], **default: Any) -> Any:
+def make(kind: str, name: str, words: Sequence[str]) -> Any:
     """Optuna's sampler or pruner `name`, with its arguments among `words`. Raises ConfigError."""
-    classes = {each: getattr(module, each) for each in module.__all__ if each.endswith(kind.title())}
-    known = {name: _plain_arguments(made) for name, made in classes.items() if not name.startswith("Base")}
-    if (plain := known.get(name)) is None:
-        allowed = [name for name, arguments in known.items() if arguments is not None]
-        raise ConfigError(f"{kind}={name}: no such {kind}; {choose(name, allowed)}")
-    values = {key: value for key, value in default.items() if key in plain}
-    for word in words:
-        if not word.startswith(f"{kind}."):
-            continue
-        key, _, text = word.removeprefix(f"{kind}.").partition("=")
-        if key not in plain:
-            raise ConfigError(f"{word}: {name} has no such argument; {choose(key, plain)}")
-        for each in plain[key]:
-            with suppress(msgspec.ValidationError):
-                values[key] = msgspec.convert(text, _PLAIN[each], strict=False)
-                break
-        else:
-            raise ConfigError(f"{word}: expected {' or '.join(plain[key])}")
+    import optuna
+
+    module = getattr(optuna, f"{kind}s")
+    names = [each for each in module.__all__ if each.endswith(kind.title())]
+    if name not in names:
+        raise ConfigError(f"{kind}={name}: no such {kind}; {choose(name, names)}")
     try:
-        return classes[name](**values)
-    except (TypeError, ValueError, ImportError) as error:
+        values = OmegaConf.from_dotlist([word for word in words if word.startswith(f"{kind}.")])
+        return getattr(module, name)(**values.get(kind, {}))
+    except (TypeError, ValueError, ImportError, YAMLError) as error:
         raise ConfigError(f"{kind}={name}: {first_line(error)}") from error
-
-
-def _plain_arguments(made: type[Any]) -> dict[str, list[str]] | None:
-    """Arguments with plain values, and their types; None if it needs another argument."""
-    plain = {}
-    for each in inspect.signature(made).parameters.values():
-        names = re.findall(r"\w+", str(each.annotation))
-        if {*names} <= {*_PLAIN}:
-            plain[each.name] = [name for name in _PLAIN if name in names]
-        elif each.default is each.empty:
-            return None
-    return plain
