@@ -13,14 +13,15 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runlab import INSTALLED
 from runlab.analysis.published import show
@@ -31,26 +32,29 @@ from runlab.config.cli.preflight import announce, more_folders, preflight
 from runlab.config.command_args import argument, existing, program, rest, switch, whole
 from runlab.config.project import as_typed, require
 from runlab.config.texts import choose, few, first_line
-from runlab.errors import ConfigError, RunError, in_a_line
+from runlab.errors import ConfigError, RunError
 from runlab.launch.checks import HERE, check_plan
 from runlab.launch.process import worker_command, worker_environment
-from runlab.launch.study import BEAT_EVERY_S, make, open_database, open_journal
 from runlab.launch.subprocesses import Children, Interrupted, last_words
-from runlab.launch.sweep_job import digest
+from runlab.launch.sweep_job import digest, make_folder
 from runlab.machine import usable_cores
 from runlab.run import paths
 from runlab.run.continuation import only_begins_anew
-from runlab.run.files import InUse, lock, make_durable_folder, say
+from runlab.run.files import InUse, lock, say
 from runlab.run.job import Job, new_job, resume_job, run_folder
 from runlab.run.read import read_metrics
 from runlab.run.record import SearchRecord, SearchTrial
-from runlab.run.trust import check_folder
 
-if TYPE_CHECKING:
+with suppress(ModuleNotFoundError):  # of the extra [search], which main asks for
+    import optuna
+    from optuna import Trial, TrialPruned
     from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
-    from optuna.storages import RDBStorage
-    from optuna.trial import FrozenTrial, Trial
+    from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
+    from optuna.trial import FrozenTrial, TrialState
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from runlab.launch.study import BEAT_EVERY_S, make, open_database, open_journal
 
 _WIDEST = 1e300  # end of a range; Optuna draws from no wider one
 _RETURN = "eval/return"
@@ -121,9 +125,6 @@ def main(args: Args) -> int:
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
     cores = config.num_threads + config.env.num_workers  # of a run
     workers = args.workers or max(1, usable_cores() // cores)
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         return _Search(args, space, folder, seeds, workers).run()
     except (StorageInternalError, SQLAlchemyError, OSError) as error:  # Optuna wraps most, but not all
@@ -149,17 +150,16 @@ def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 def _distribution(rule: dict[str, Any]) -> BaseDistribution:
     """A range or choices. Raises TypeError or ValueError for anything else, as Optuna does."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
     match rule:
         case {"choices": list(choices), **rest} if not any(isinstance(each, dict) for each in choices):
             # Optuna compares choices by hash, which a list has none of.
-            return CategoricalDistribution([str(x) if isinstance(x, list) else x for x in choices], **rest)
+            plain = [str(each) if isinstance(each, list) else each for each in choices]
+            return optuna.distributions.CategoricalDistribution(plain, **rest)
         case {"low": int(low), "high": int(high), **rest} if low < high:
-            return IntDistribution(low, high, **rest)
+            return optuna.distributions.IntDistribution(low, high, **rest)
         case {"low": int() | float() as low, "high": int() | float() as high, **rest}:
             if -_WIDEST <= low < high <= _WIDEST:  # not nan either
-                return FloatDistribution(low, high, **rest)
+                return optuna.distributions.FloatDistribution(low, high, **rest)
     raise ValueError(rule)
 
 
@@ -167,31 +167,32 @@ class _Search:
     def __init__(
         self, args: Args, space: dict[str, dict[str, Any]], folder: Path, seeds: Sequence[int], workers: int
     ) -> None:
-        import optuna
-
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", category=ExperimentalWarning)
         warnings.filterwarnings("ignore", "Heartbeat of storage")  # not only for Study.optimize
         self._args, self._space, self._folder, self._seeds = args, space, folder, seeds
-        self._failed, self._states, self._lowest = 0, optuna.trial.TrialState, args.objective.startswith("-")
-        self._workers, self._at_once = workers, max(1, workers // len(seeds))
+        self._workers, self._at_once = workers, max(1, workers // len(seeds))  # runs and trials
         self._ranges = {key: _distribution(rule) for key, rule in space.items()}
         pruner = make("pruner", args.pruner if args.prune else "NopPruner", args.overrides)
-        sampler = _sampler(args, self._ranges)
+        sampler = make("sampler", args.sampler, args.overrides)
+        trying = optuna.create_study(sampler=deepcopy(sampler))
+        try:
+            for _ in range(12):  # as often as samplers draw before they learn, or need another package
+                trying.tell(trying.ask(self._ranges), 0.0)
+        except (TypeError, ValueError, ImportError) as error:
+            raise ConfigError(f"sampler={args.sampler}: {first_line(error)}") from error
         self._database = open_database(args.storage) if args.storage else None
-        check_folder(folder)  # logs go there, and it may have come from somebody else
-        with in_a_line(f"runs_dir={folder} cannot be made"):
-            make_durable_folder(folder)
+        make_folder(folder)
         self._study = optuna.create_study(
             storage=self._database or open_journal(folder / "study.journal"),
             study_name=folder.name,
-            direction="minimize" if self._lowest else "maximize",
+            direction="minimize" if args.objective.startswith("-") else "maximize",
             sampler=sampler,
             pruner=pruner,
             load_if_exists=True,
         )
         self._one_at_a_time, self._waits = threading.Lock(), False
-        self._own: set[int] = set()  # numbers of the trials of this command
+        self._failed, self._own = 0, set[int]()  # numbers of the trials of this command
         self._children, self._runs = Children(), ThreadPoolExecutor(workers)
         self._label = "return" if args.objective == _RETURN else args.metric
 
@@ -211,7 +212,7 @@ class _Search:
 
     def _trials(self, *states: str) -> list[FrozenTrial]:
         """The trials with these states, or all."""
-        return self._study.get_trials(deepcopy=False, states=[self._states[name] for name in states] or None)
+        return self._study.get_trials(deepcopy=False, states=[TrialState[name] for name in states] or None)
 
     def _ended(self) -> list[FrozenTrial]:
         return self._trials("COMPLETE", "PRUNED")
@@ -231,7 +232,8 @@ class _Search:
         """A queued or new trial; None if there are enough, which may wait for those of other commands."""
         while True:
             self._children.check()
-            with suppress(InUse), self._turn():
+            with suppress(InUse), self._one_at_a_time, ExitStack() as turn:
+                turn.callback(lock(self._folder))  # until the trial that this command begins is locked
                 self._take_up()
                 ended, running = len(self._ended()) + self._failed, self._trials("RUNNING")
                 if ended >= self._args.trials:
@@ -242,58 +244,40 @@ class _Search:
                     begun = self._trials("RUNNING", "COMPLETE", "PRUNED")
                     if sum(one.number < trial.number for one in begun) + self._failed < self._args.trials:
                         return trial
-                    self._study.tell(trial, state=self._states.FAIL)  # another folder was faster
+                    self._study.tell(trial, state=TrialState.FAIL)  # another folder was faster
                 others = [str(one.number) for one in running if one.number not in self._own]
                 if others and not self._waits:
                     self._waits = True
                     say(f"waiting for trials of other commands: {few(others)}")
             time.sleep(1)
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Let one thread of one command begin a trial and claim it. Raises InUse."""
-        with self._one_at_a_time:
-            release = lock(self._folder)
-            try:
-                yield
-            finally:
-                release()
-
     def _claim(self, number: int) -> bool:
         """Lock a trial until this process ends; False if this or another living command has it."""
         if number in self._own:
             return False
         with suppress(InUse):
-            lock(self._folder, _lock_file(number))
+            lock(self._folder, f"trial_{number}.lock")
             self._own.add(number)
         return number in self._own
 
     def _take_up(self) -> None:
         """Queue the trials again whose commands have died."""
-        from optuna.storages import fail_stale_trials
-
-        fail_stale_trials(self._study)  # in a database, whose trials may be in other folders
-        for trial in self._trials("RUNNING"):
-            here = self._database is None or (self._folder / _lock_file(trial.number)).exists()
-            if here and self._claim(trial.number):
+        fail_stale_trials(self._study)  # in a database, whose trials may be locked in other folders
+        for trial in [] if self._database else self._trials("RUNNING"):
+            if self._claim(trial.number):
                 self._queue_again(trial.number)
 
     def _queue_again(self, trial: Trial | int) -> None:
-        from optuna.storages import RetryHeartbeatStaleTrialCallback
-
         with suppress(ValueError):  # another command did it
-            RetryHeartbeatStaleTrialCallback()(self._study, self._study.tell(trial, state=self._states.FAIL))
+            RetryHeartbeatStaleTrialCallback()(self._study, self._study.tell(trial, state=TrialState.FAIL))
 
     def _finish(self, trial: Trial) -> None:
         """Run a trial to its end, which the study gets."""
-        from optuna import TrialPruned
-        from optuna.exceptions import UpdateFinishedTrialError
-
-        value, state = None, self._states.FAIL
+        value, state = None, TrialState.FAIL
         try:
-            value, state = self._try(trial), self._states.COMPLETE
+            value, state = self._try(trial), TrialState.COMPLETE
         except TrialPruned:
-            state = self._states.PRUNED
+            state = TrialState.PRUNED
         except UpdateFinishedTrialError:
             say(f"trial {trial.number}: was silent for a minute, and queued again for any command")
         except Interrupted:
@@ -306,8 +290,6 @@ class _Search:
 
     def _try(self, trial: Trial) -> float:
         """Run a trial with each seed; the mean of the last values. Raises TrialPruned."""
-        from optuna import TrialPruned
-
         words = [*starmap(assigned, self._params(trial).items())]
         watch = _Watch(trial, self._args.metric, len(self._seeds), self._database)
         for each in [self._runs.submit(self._run, trial, words, seed, watch) for seed in self._seeds]:
@@ -361,10 +343,10 @@ class _Search:
 
     def _show(self, trial: FrozenTrial) -> None:
         """Print how a trial has ended."""
-        if trial.state is self._states.PRUNED:
+        if trial.state is TrialState.PRUNED:
             after = max(trial.intermediate_values)
             say(f"trial {trial.number}: pruned after {after:,} steps")
-        elif trial.state is self._states.COMPLETE:
+        elif trial.state is TrialState.COMPLETE:
             words = " ".join(starmap(assigned, self._params(trial).items()))
             best = self._best()
             holder = f"trial {best[0].number}" if len(best) == 1 else f"{len(best)} trials alike"
@@ -379,14 +361,12 @@ class _Search:
 
     def _best(self) -> list[FrozenTrial]:
         """All trials with the best value."""
-        complete, best_of = self._trials("COMPLETE"), min if self._lowest else max
-        best = best_of((each.value for each in complete if each.value is not None), default=None)
+        complete = self._trials("COMPLETE")
+        best = self._study.best_value if complete else None
         return [each for each in complete if each.value == best]
 
     def _importances(self) -> dict[str, float]:
         """The importance of each key for the return; empty with too few trials or equal returns."""
-        import optuna
-
         if len({each.value for each in self._trials("COMPLETE")}) < 2:  # Optuna would say: all keys alike
             return {}
         with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):
@@ -468,27 +448,9 @@ class _Watch:
         return [(int(row["env_steps"]), row[self._metric]) for row in rows if self._metric in row]
 
 
-def _lock_file(trial: int) -> str:
-    return f"trial_{trial}.lock"
-
-
 def _command() -> list[str]:
     """The command line as it is recorded: the address of a database may have a password."""
     return ["storage=..." if word.startswith("storage=") else word for word in program()]
-
-
-def _sampler(args: Args, ranges: dict[str, BaseDistribution]) -> BaseSampler:
-    """The sampler. Raises ConfigError if it cannot draw from these ranges, or needs another package."""
-    import optuna
-
-    trying = optuna.create_study(sampler=make("sampler", args.sampler, args.overrides))
-    try:
-        for _ in range(12):  # as often as samplers draw before they learn
-            trying.tell(trying.ask(ranges), 0.0)
-    except (TypeError, ValueError, ImportError) as error:
-        raise ConfigError(f"sampler={args.sampler}: {first_line(error)}") from error
-    sampler: BaseSampler = make("sampler", args.sampler, args.overrides)
-    return sampler
 
 
 def _rounded(value: Any, rule: Mapping[str, Any]) -> Any:

@@ -7,17 +7,18 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import optuna
 from omegaconf import OmegaConf
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError
 from yaml import YAMLError
 
 from runlab.config.project import require
 from runlab.config.texts import choose, first_line
 from runlab.errors import ConfigError
-
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage, RDBStorage
 
 BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the longest time without
 
@@ -27,9 +28,6 @@ def open_database(url: str) -> RDBStorage:
 
     Raises ConfigError for a wrong URL, of which it shows nothing: it may hold a password.
     """
-    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
-    from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError
-
     if url.startswith("postgresql:"):
         require("psycopg", "postgres", "storage")
     retry = RetryHeartbeatStaleTrialCallback()
@@ -47,9 +45,6 @@ def open_database(url: str) -> RDBStorage:
 
 def open_journal(file: Path) -> BaseStorage:
     """A study's storage in a file. Raises ConfigError for one that is no journal."""
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
     backend = JournalFileBackend(str(file), lock := JournalFileOpenLock(str(file)))
     lock.acquire()
     try:
@@ -66,8 +61,6 @@ def open_journal(file: Path) -> BaseStorage:
 
 def make(kind: str, name: str, words: Sequence[str]) -> Any:
     """Optuna's sampler or pruner `name`, with its arguments among `words`. Raises ConfigError."""
-    import optuna
-
     module = getattr(optuna, f"{kind}s")
     names = [each for each in module.__all__ if each.endswith(kind.title())]
     if name not in names:
