@@ -57,6 +57,7 @@ with suppress(ModuleNotFoundError):  # of the extra [search], which main asks fo
     from runlab.launch.study import BEAT_EVERY_S, make, open_database, open_journal
 
 _WIDEST = 1e300  # end of a range; Optuna draws from no wider one
+_LOCK = "trial_{}.lock"
 _RETURN = "eval/return"
 _OPTUNAS = ("sampler.", "pruner.")
 _OF_A_COMMAND = (*BOOKKEEPING_KEYS, "--config-dir")  # commands that differ in these share a search
@@ -253,18 +254,19 @@ class _Search:
 
     def _claim(self, number: int) -> bool:
         """Lock a trial until this process ends; False if this or another living command has it."""
-        if number in self._own:
-            return False
         with suppress(InUse):
-            lock(self._folder, f"trial_{number}.lock")
-            self._own.add(number)
-        return number in self._own
+            if number not in self._own:
+                lock(self._folder, _LOCK.format(number))
+                self._own.add(number)
+                return True
+        return False
 
     def _take_up(self) -> None:
         """Queue the trials again whose commands have died."""
-        fail_stale_trials(self._study)  # in a database, whose trials may be locked in other folders
-        for trial in [] if self._database else self._trials("RUNNING"):
-            if self._claim(trial.number):
+        fail_stale_trials(self._study)  # in a database, which also has trials of other folders
+        for trial in self._trials("RUNNING"):
+            here = self._database is None or (self._folder / _LOCK.format(trial.number)).exists()
+            if here and self._claim(trial.number):
                 self._queue_again(trial.number)
 
     def _queue_again(self, trial: Trial | int) -> None:
