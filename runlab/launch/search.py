@@ -314,8 +314,8 @@ class _Search:
             watch.run_dirs.append(run_dir)
             if job is None:
                 return
-            several = f" seed={seed}" * (len(self._seeds) > 1)
-            say(f"trial {trial.number}: {' '.join(words)}{several}{', resumed' * job.resume}")
+            own_seed = f" seed={seed}" * (len(self._seeds) > 1)
+            say(f"trial {trial.number}: {' '.join(words)}{own_seed}{', resumed' * job.resume}")
             log = self._folder / f"trial_{trial.number}-seed{seed}.log"
             environment = worker_environment(job, os.environ)
             # Without a limit of time: a run ends its iteration and writes a checkpoint first.
@@ -381,11 +381,13 @@ class _Search:
             SearchTrial(number=one.number, state=one.state.name, value=one.value, params=self._params(one))
             for one in self._ended()
         ]
-        words, sweep, objective = self._args.overrides, self._args.sweep, self._args.objective
-        record = SearchRecord(
-            words=words, sweep=sweep, objective=objective, trials=trials, importances=dict(importances)
-        )
-        record.write(self._folder)
+        SearchRecord(
+            words=self._args.overrides,
+            sweep=self._args.sweep,
+            objective=self._args.objective,
+            trials=trials,
+            importances=dict(importances),
+        ).write(self._folder)
 
     def _conclude(self) -> int:
         best = self._best()
@@ -457,7 +459,7 @@ def _command() -> list[str]:
 
 def _rounded(value: Any, rule: Mapping[str, Any]) -> Any:
     """A drawn number with as many digits as matter: four, or a thousandth of the width of its range."""
-    if not isinstance(value, float) or "low" not in rule or rule["low"] == rule["high"]:
+    if not isinstance(value, float) or "low" not in rule:
         return value
     low, high = float(rule["low"]), float(rule["high"])
     digits = 3 - math.floor(math.log10(high - low))

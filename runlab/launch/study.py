@@ -6,14 +6,16 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 from omegaconf import OmegaConf
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from yaml import YAMLError
 
 from runlab.config.project import require
@@ -30,13 +32,18 @@ def open_database(url: str) -> RDBStorage:
     """
     if url.startswith("postgresql:"):
         require("psycopg", "postgres", "storage")
-    retry = RetryHeartbeatStaleTrialCallback()
-    beats: dict[str, Any] = {"heartbeat_interval": BEAT_EVERY_S, "grace_period": SILENT_S}
+    connect = partial(
+        RDBStorage,
+        url,
+        heartbeat_interval=BEAT_EVERY_S,
+        grace_period=SILENT_S,
+        heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+    )
     try:
-        with suppress(IntegrityError, ProgrammingError):  # another command makes the tables at this moment
-            return RDBStorage(url, **beats, heartbeat_stale_trial_callback=retry)
+        with suppress(SQLAlchemyError, StorageInternalError):  # another command makes the tables just now
+            return connect()
         time.sleep(1)
-        return RDBStorage(url, **beats, heartbeat_stale_trial_callback=retry)
+        return connect()
     except ImportError as error:
         raise ConfigError(f"storage: {first_line(error.__cause__ or error)}") from None
     except (ArgumentError, ValueError):
@@ -46,7 +53,7 @@ def open_database(url: str) -> RDBStorage:
 def open_journal(file: Path) -> BaseStorage:
     """A study's storage in a file. Raises ConfigError for one that is no journal."""
     backend = JournalFileBackend(str(file), lock := JournalFileOpenLock(str(file)))
-    lock.acquire()
+    lock.acquire()  # waits for 30 seconds if a command was killed in the middle of a line
     try:
         lines = file.read_bytes()
         if not lines.endswith(b"\n"):  # of a machine that lost its power, or had a full disk
