@@ -25,7 +25,8 @@ from runlab.config.command_args import parse
 from runlab.config.loading import to_yaml
 from runlab.errors import ConfigError, RunError
 from runlab.launch import search, study
-from runlab.launch.search import Args, main
+from runlab.launch.search import main
+from runlab.launch.search_args import Args
 from runlab.launch.study import open_database, open_journal
 from runlab.launch.subprocesses import Children
 from runlab.run import paths
@@ -168,7 +169,7 @@ def test_equal_trials_are_not_called_best_and_no_key_matters(
 def test_drawn_numbers_have_the_digits_that_matter(
     value: float, rule: dict[str, Any], rounded: float
 ) -> None:
-    assert search._rounded(value, rule) == rounded
+    assert study._rounded(value, rule) == rounded
 
 
 def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
                 "checkpoint_every: ", f"checkpoint_every: {every} #"
             )
         )
-        one = object.__new__(search._Search)
+        one = object.__new__(study.Search)
         one._args = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args)
         one._workers = 1
         folder, job = one._find_run(Mock(user_attrs={"run-seed1": run_dir.name}), [], 1)
@@ -394,7 +395,7 @@ def test_a_long_trial_in_a_database_shows_life_and_a_silent_one_is_queued_again(
 ) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     monkeypatch.setattr(study, "SILENT_S", 2)
-    monkeypatch.setattr(search, "BEAT_EVERY_S", beats)
+    monkeypatch.setattr(study, "BEAT_EVERY_S", beats)
 
     def slow(trial: int, _: int) -> dict[str, float | None]:
         time.sleep(0.5 if trial == 0 else 0)
