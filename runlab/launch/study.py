@@ -1,123 +1,433 @@
-"""Optuna's study of a search: storage that several commands share, sampler and pruner by name."""
+"""Optuna's study of a search: its trials and their runs, and the storage that several commands share."""
 
 from __future__ import annotations
 
-import fcntl
-import inspect
+import math
 import os
-import re
+import shlex
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from copy import deepcopy
+from functools import partial
+from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
-import msgspec
+import optuna
+from omegaconf import OmegaConf
+from optuna import Trial, TrialPruned
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import (
+    BaseStorage,
+    JournalStorage,
+    RDBStorage,
+    RetryHeartbeatStaleTrialCallback,
+    fail_stale_trials,
+)
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from yaml import YAMLError
 
-from runlab.config.texts import choose, first_line
+from runlab import INSTALLED
+from runlab.analysis.published import show
+from runlab.config.cli.overrides import assigned
+from runlab.config.cli.preflight import preflight
+from runlab.config.command_args import program
+from runlab.config.project import as_typed, require
+from runlab.config.texts import choose, few, first_line
 from runlab.errors import ConfigError, RunError
+from runlab.launch.process import worker_command, worker_environment
+from runlab.launch.search_args import Args
+from runlab.launch.subprocesses import Children, Interrupted, last_words
+from runlab.launch.sweep_job import make_folder
+from runlab.run import paths
+from runlab.run.continuation import only_begins_anew
+from runlab.run.files import InUse, lock, say
+from runlab.run.job import Job, new_job, resume_job, run_folder
+from runlab.run.read import read_metrics
+from runlab.run.record import SearchRecord, SearchTrial
 
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
-
+_WIDEST = 1e300  # end of a range; Optuna draws from no wider one
+_LOCK = "trial_{}.lock"
+_MORE = "try more steps, wider ranges, or keys that matter more"
 BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the longest time without
-_DATABASES = ("postgresql", "mysql", "mariadb", "oracle", "mssql", "sqlite")
-_PLAIN: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "None": None}
 
 
-def open_database(url: str, again: Callable[..., None]) -> Any:
-    """A study's storage in a database; `again` gets each trial that gave no sign of life. Raises ConfigError.
+def distribution(rule: dict[str, Any]) -> BaseDistribution:
+    """A range or choices. Raises TypeError or ValueError for anything else, as Optuna does."""
+    match rule:
+        case {"choices": list(choices), **rest} if not any(isinstance(each, dict) for each in choices):
+            # Optuna compares choices by hash, which a list has none of.
+            plain = [str(each) if isinstance(each, list) else each for each in choices]
+            return optuna.distributions.CategoricalDistribution(plain, **rest)
+        case {"low": int(low), "high": int(high), **rest} if low < high:
+            return optuna.distributions.IntDistribution(low, high, **rest)
+        case {"low": int() | float() as low, "high": int() | float() as high, **rest}:
+            if -_WIDEST <= low < high <= _WIDEST:  # not nan either
+                return optuna.distributions.FloatDistribution(low, high, **rest)
+    raise ValueError(rule)
 
-    Of the URL, which may hold a password, messages show the kind of database only.
-    """
-    from optuna.exceptions import StorageInternalError
-    from optuna.storages import RDBStorage, get_storage
-    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-    name = url.partition("://")[0] if "://" in url else ""
-    kind = f"storage={name}://..." if name else "storage"
-    beats: dict[str, Any] = {"heartbeat_interval": BEAT_EVERY_S, "grace_period": SILENT_S}
-    for last in (False, False, True):
+class Search:
+    def __init__(
+        self, args: Args, space: dict[str, dict[str, Any]], folder: Path, seeds: Sequence[int], workers: int
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", category=ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Heartbeat of storage")  # not only for Study.optimize
+        self._args, self._space, self._folder, self._seeds = args, space, folder, seeds
+        self._workers, self._at_once = workers, max(1, workers // len(seeds))  # runs and trials
+        self._ranges = {key: distribution(rule) for key, rule in space.items()}
+        pruner = make("pruner", args.pruner if args.prune else "NopPruner", args.overrides)
+        sampler = make("sampler", args.sampler, args.overrides)
+        trying = optuna.create_study(sampler=deepcopy(sampler))
         try:
-            return get_storage(RDBStorage(url, **beats, heartbeat_stale_trial_callback=again))
-        except (ArgumentError, ValueError):
-            databases = choose(name, _DATABASES)
-            raise ConfigError(
-                f"{kind}: expected postgresql://USER@HOST/NAME or the like; {databases}"
-            ) from None
-        except ImportError as error:
-            module = str(getattr(error.__cause__, "name", "its driver"))
-            cure = "'psycopg[binary]'" if module == "psycopg" else module
-            raise ConfigError(
-                f"{kind}: {module} is not installed; use .venv/bin/python -m pip install {cure}"
-            ) from None
-        except (StorageInternalError, SQLAlchemyError) as error:
-            if last:
-                raise RunError(f"{kind}: {first_line(error.__cause__ or error)}") from None
-            time.sleep(1)  # another command makes the tables at this moment
-    raise AssertionError
+            for _ in range(12):  # as often as samplers draw before they learn, or need another package
+                trying.tell(trying.ask(self._ranges), 0.0)
+        except (TypeError, ValueError, ImportError) as error:
+            raise ConfigError(f"sampler={args.sampler}: {first_line(error)}") from error
+        self._database = open_database(args.storage) if args.storage else None
+        make_folder(folder)
+        self._study = optuna.create_study(
+            storage=self._database or open_journal(folder / "study.journal"),
+            study_name=folder.name,
+            direction="minimize" if args.objective.startswith("-") else "maximize",
+            sampler=sampler,
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        self._one_at_a_time, self._waits = threading.Lock(), False
+        self._failed, self._own = 0, set[int]()  # numbers of the trials of this command
+        self._children, self._runs = Children(), ThreadPoolExecutor(workers)
+        self._label = "return" if args.metric == "eval/return" else args.metric
+
+    def run(self) -> int:
+        """Run trials until there are enough or a signal came; the exit status."""
+        say(f"search in {self._folder}, {self._at_once} trials at once")
+        with self._children.listening(), self._runs, ThreadPoolExecutor(self._at_once) as pool:
+            for each in [pool.submit(self._work) for _ in range(self._at_once)]:
+                each.result()
+        self._write(self._importances())
+        try:
+            self._children.check()
+        except Interrupted as stopped:
+            print("interrupted; the same command goes on with the search", file=sys.stderr)
+            return 128 + stopped.number
+        return self._conclude()
+
+    def _trials(self, *states: str) -> list[FrozenTrial]:
+        """The trials with these states, or all."""
+        return self._study.get_trials(deepcopy=False, states=[TrialState[name] for name in states] or None)
+
+    def _ended(self) -> list[FrozenTrial]:
+        return self._trials("COMPLETE", "PRUNED")
+
+    def _work(self) -> None:
+        """Run one trial after another, in a thread of its own, until there are enough or a signal came."""
+        try:
+            while (trial := self._next()) is not None:
+                self._finish(trial)
+        except Interrupted:
+            pass
+        except BaseException:
+            self._children.stop()
+            raise
+
+    def _next(self) -> Trial | None:
+        """A queued or new trial; None if there are enough, which may wait for those of other commands."""
+        while True:
+            self._children.check()
+            with suppress(InUse), self._one_at_a_time, ExitStack() as turn:
+                turn.callback(lock(self._folder))  # until the trial that this command begins is locked
+                self._take_up()
+                ended, running = len(self._ended()) + self._failed, self._trials("RUNNING")
+                if ended >= self._args.trials:
+                    return None
+                if ended + len(running) < self._args.trials:
+                    trial = self._study.ask(self._ranges)
+                    self._claim(trial.number)
+                    begun = self._trials("RUNNING", "COMPLETE", "PRUNED")
+                    if sum(one.number < trial.number for one in begun) + self._failed < self._args.trials:
+                        return trial
+                    self._study.tell(trial, state=TrialState.FAIL)  # another folder was faster
+                others = [str(one.number) for one in running if one.number not in self._own]
+                if others and not self._waits:
+                    self._waits = True
+                    say(f"waiting for trials of other commands: {few(others)}")
+            time.sleep(1)
+
+    def _claim(self, number: int) -> bool:
+        """Lock a trial until this process ends; False if this or another living command has it."""
+        with suppress(InUse):
+            if number not in self._own:
+                lock(self._folder, _LOCK.format(number))
+                self._own.add(number)
+                return True
+        return False
+
+    def _take_up(self) -> None:
+        """Queue the trials again whose commands have died."""
+        fail_stale_trials(self._study)  # in a database, which also has trials of other folders
+        for trial in self._trials("RUNNING"):
+            here = self._database is None or (self._folder / _LOCK.format(trial.number)).exists()
+            if here and self._claim(trial.number):
+                self._queue_again(trial.number)
+
+    def _queue_again(self, trial: Trial | int) -> None:
+        with suppress(ValueError):  # another command did it
+            RetryHeartbeatStaleTrialCallback()(self._study, self._study.tell(trial, state=TrialState.FAIL))
+
+    def _finish(self, trial: Trial) -> None:
+        """Run a trial to its end, which the study gets."""
+        value, state = None, TrialState.FAIL
+        try:
+            value, state = self._try(trial), TrialState.COMPLETE
+        except TrialPruned:
+            state = TrialState.PRUNED
+        except UpdateFinishedTrialError:
+            say(f"trial {trial.number}: was silent for a minute, and queued again for any command")
+        except Interrupted:
+            self._queue_again(trial)
+            raise
+        except ConfigError as error:  # values that do not work together, or a failed run
+            self._failed += 1
+            print(f"trial {trial.number}: failed, {error}", file=sys.stderr)
+        self._show(self._study.tell(trial, value, state, skip_if_finished=True))
+
+    def _try(self, trial: Trial) -> float:
+        """Run a trial with each seed; the mean of the last values. Raises TrialPruned."""
+        words = [*starmap(assigned, self._params(trial).items())]
+        watch = _Watch(trial, self._args.metric, len(self._seeds), self._database)
+        for each in [self._runs.submit(self._run, trial, words, seed, watch) for seed in self._seeds]:
+            each.result()
+        if watch.enough():
+            raise TrialPruned
+        return watch.value()
+
+    def _run(self, trial: Trial, words: list[str], seed: int, watch: _Watch) -> None:
+        """Run a trial with a seed, unless the trial ends before."""
+        try:
+            while not watch.enough():
+                self._children.check()
+                with suppress(InUse), self._one_at_a_time:  # Hydra has one global state per process
+                    run_dir, job = self._find_run(trial, words, seed)
+                    break
+                time.sleep(1)  # the run of a dead command ends its iteration
+            else:
+                return
+            watch.run_dirs.append(run_dir)
+            if job is None:
+                return
+            own_seed = f" seed={seed}" * (len(self._seeds) > 1)
+            say(f"trial {trial.number}: {' '.join(words)}{own_seed}{', resumed' * job.resume}")
+            log = self._folder / f"trial_{trial.number}-seed{seed}.log"
+            environment = worker_environment(job, os.environ)
+            # Without a limit of time: a run ends its iteration and writes a checkpoint first.
+            status = self._children.run(
+                worker_command(), environment, log, enough=watch.enough, grace_s=math.inf
+            )
+            if status and not watch.over:
+                raise ConfigError(last_words(log, status))
+        except BaseException:
+            watch.over = True
+            raise
+
+    def _find_run(self, trial: Trial, words: list[str], seed: int) -> tuple[Path, Job | None]:
+        """The folder of a trial's run, and its job, new or resumed; no job if the run has finished."""
+        own = [word for word in self._args.words if not word.startswith("seed=")]
+        plan = preflight([*own, *words, f"seed={seed}"], self._workers)
+        config, overrides, key = plan.configs[0], plan.overrides[0], f"run-seed{seed}"
+        # The study may have come from somebody else: it names a run, and no folder.
+        run_dir = run_folder(config, paths.safe_name(str(trial.user_attrs.get(key))), overrides)
+        if (run_dir / paths.RECORD).is_file():
+            lock(run_dir)()
+            if not only_begins_anew(run_dir):
+                return run_dir, resume_job(run_dir, _command(), typed=config)
+        job = new_job(config, _command(), overrides, auto_compile="compile" in plan.auto_keys)
+        trial.set_user_attr(key, job.run_id)
+        return Path(job.run_dir), job
+
+    def _show(self, trial: FrozenTrial) -> None:
+        """Print how a trial has ended."""
+        if trial.state is TrialState.PRUNED:
+            after = max(trial.intermediate_values)
+            say(f"trial {trial.number}: pruned after {after:,} steps")
+        elif trial.state is TrialState.COMPLETE:
+            words = " ".join(starmap(assigned, self._params(trial).items()))
+            best = self._best()
+            holder = f"trial {best[0].number}" if len(best) == 1 else f"{len(best)} trials alike"
+            score, highest = show(trial.value or 0.0), show(best[0].value or 0.0)
+            say(f"trial {trial.number}: {words}, {self._label} {score} (best {highest}, {holder})")
+        with self._one_at_a_time:
+            self._write({})
+
+    def _params(self, trial: Trial | FrozenTrial) -> dict[str, Any]:
+        """The drawn values as the run of the trial has them."""
+        return {key: _rounded(value, self._space.get(key, {})) for key, value in trial.params.items()}
+
+    def _best(self) -> list[FrozenTrial]:
+        """All trials with the best value."""
+        complete = self._trials("COMPLETE")
+        best = self._study.best_value if complete else None
+        return [each for each in complete if each.value == best]
+
+    def _importances(self) -> dict[str, float]:
+        """The importance of each key for the return; empty with too few trials or equal returns."""
+        if len({each.value for each in self._trials("COMPLETE")}) < 2:  # Optuna would say: all keys alike
+            return {}
+        with suppress(ValueError, RuntimeError), warnings.catch_warnings(action="ignore"):
+            return optuna.importance.get_param_importances(self._study)
+        return {}
+
+    def _write(self, importances: Mapping[str, float]) -> None:
+        """Write `search.json`, which the report draws."""
+        trials = [
+            SearchTrial(number=one.number, state=one.state.name, value=one.value, params=self._params(one))
+            for one in self._ended()
+        ]
+        SearchRecord(
+            words=self._args.overrides,
+            sweep=self._args.sweep,
+            objective=self._args.objective,
+            trials=trials,
+            importances=dict(importances),
+        ).write(self._folder)
+
+    def _conclude(self) -> int:
+        best = self._best()
+        if not best:
+            print(f"no trial has ended with a {self._label}", file=sys.stderr)
+            return 1
+        highest = show(best[0].value or 0.0)
+        if len(self._ended()) == len(best) > 1:
+            say(f"all {len(best)} trials have the {self._label} {highest}, so none is best: {_MORE}")
+            return 1 if self._failed else 0
+        words = [word for word in self._args.words if not word.startswith("seed=")]
+        if not INSTALLED:
+            words = [f"ARGS={word}" if word.startswith("--") else word for word in words]
+        words += [*starmap(assigned, self._params(best[0]).items())]
+        alike = f", of trials {few([str(each.number) for each in best])} alike" * (len(best) > 1)
+        say(f"best of {len(self._ended())} trials: {self._label} {highest}{alike}")
+        say(f"next: {as_typed('train')} {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
+        return 1 if self._failed else 0
+
+
+class _Watch:
+    """The runs of a trial, whose rows are reported as they come."""
+
+    def __init__(self, trial: Trial, metric: str, num_runs: int, database: RDBStorage | None) -> None:
+        self.run_dirs: list[Path] = []
+        self.over = False
+        self._trial, self._metric, self._num_runs = trial, metric, num_runs
+        self._database, self._beat_at = database, -math.inf
+        self._lock, self._sizes, self._reported = threading.Lock(), [0], -1
+
+    def enough(self) -> bool:
+        """True if all runs of the trial are to end: it was pruned, or one of them has failed."""
+        with self._lock:
+            if self._database is not None and time.monotonic() > self._beat_at + BEAT_EVERY_S:
+                self._beat_at = time.monotonic()
+                with suppress(Exception):  # if the database is gone, the next report says so
+                    self._database.record_heartbeat(self._trial._trial_id)
+            files = [run_dir / paths.METRICS for run_dir in self.run_dirs]
+            sizes = [file.stat().st_size for file in files if file.exists()]
+            if len(sizes) == self._num_runs and sizes != self._sizes:
+                self._sizes = sizes
+                curves = [dict(self._curve(run_dir)) for run_dir in self.run_dirs]
+                for step in sorted(set(curves[0]).intersection(*curves)):
+                    if step > self._reported and not self.over:
+                        self._trial.report(fmean(curve[step] for curve in curves), step)
+                        self._reported, self.over = step, self._trial.should_prune()
+            return self.over
+
+    def value(self) -> float:
+        """The mean of the last values of the runs."""
+        curves = [self._curve(run_dir) for run_dir in self.run_dirs]
+        if not all(curves):
+            names = {name for run_dir in self.run_dirs for row in read_metrics(run_dir) for name in row}
+            raise RunError(f"objective={self._metric}: no row has it; {choose(self._metric, sorted(names))}")
+        value = fmean(curve[-1][1] for curve in curves)
+        if math.isnan(value):
+            raise ConfigError(f"its {self._metric} is not a number")
+        return value
+
+    def _curve(self, run_dir: Path) -> list[tuple[int, float]]:
+        rows = read_metrics(run_dir)
+        return [(int(row["env_steps"]), row[self._metric]) for row in rows if self._metric in row]
+
+
+def _command() -> list[str]:
+    """The command line as it is recorded: the address of a database may have a password."""
+    return ["storage=..." if word.startswith("storage=") else word for word in program()]
+
+
+def _rounded(value: Any, rule: Mapping[str, Any]) -> Any:
+    """A drawn number with as many digits as matter: four, or a thousandth of the width of its range."""
+    if not isinstance(value, float) or "low" not in rule:
+        return value
+    low, high = float(rule["low"]), float(rule["high"])
+    digits = 3 - math.floor(math.log10(high - low))
+    rounded = float(f"{value:.4g}") if rule.get("log", False) else round(value, digits)
+    return min(max(rounded, low), high)
+
+
+def open_database(url: str) -> RDBStorage:
+    """A study's storage in a database, where trials without a sign of life can be queued again.
+
+    Raises ConfigError for a wrong URL, of which it shows nothing: it may hold a password.
+    """
+    if url.startswith("postgresql:"):
+        require("psycopg", "postgres", "storage")
+    connect = partial(
+        RDBStorage,
+        url,
+        heartbeat_interval=BEAT_EVERY_S,
+        grace_period=SILENT_S,
+        heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+    )
+    try:
+        with suppress(SQLAlchemyError, StorageInternalError):  # another command makes the tables just now
+            return connect()
+        time.sleep(1)
+        return connect()
+    except ImportError as error:
+        raise ConfigError(f"storage: {first_line(error.__cause__ or error)}") from None
+    except (ArgumentError, ValueError):
+        raise ConfigError("storage: expected a URL of SQLAlchemy as in postgresql://USER@HOST/NAME") from None
 
 
 def open_journal(file: Path) -> BaseStorage:
     """A study's storage in a file. Raises ConfigError for one that is no journal."""
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-    class Lock(JournalFileOpenLock):
-        """A lock that the kernel releases with a killed process; Optuna's own stay for 30 seconds."""
-
-        def acquire(self) -> bool:
-            self._fd = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            lines = file.read_bytes()
-            if not lines.endswith(b"\n"):  # of a process that was killed, or had a full disk
-                os.truncate(file, lines.rfind(b"\n") + 1)
-            return True
-
-        def release(self) -> None:
-            os.close(self._fd)
-
+    backend = JournalFileBackend(str(file), lock := JournalFileOpenLock(str(file)))
+    lock.acquire()  # waits for 30 seconds if a command was killed in the middle of a line
     try:
-        return JournalStorage(JournalFileBackend(str(file), Lock(str(file))))
-    except OSError:
-        raise
+        lines = file.read_bytes()
+        if not lines.endswith(b"\n"):  # of a machine that lost its power, or had a full disk
+            os.truncate(file, lines.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+    try:
+        return JournalStorage(backend)
     except Exception as error:  # it may have come from somebody else, and have anything
         raise ConfigError(f"{file} is no journal of Optuna: {first_line(error)}") from error
 
 
-def make(module: Any, kind: str, name: str, words: Sequence[str], **default: Any) -> Any:
+def make(kind: str, name: str, words: Sequence[str]) -> Any:
     """Optuna's sampler or pruner `name`, with its arguments among `words`. Raises ConfigError."""
-    classes = {each: getattr(module, each) for each in module.__all__ if each.endswith(kind.title())}
-    known = {name: _plain_arguments(made) for name, made in classes.items() if not name.startswith("Base")}
-    if (plain := known.get(name)) is None:
-        allowed = [name for name, arguments in known.items() if arguments is not None]
-        raise ConfigError(f"{kind}={name}: no such {kind}; {choose(name, allowed)}")
-    values = {key: value for key, value in default.items() if key in plain}
-    for word in words:
-        if not word.startswith(f"{kind}."):
-            continue
-        key, _, text = word.removeprefix(f"{kind}.").partition("=")
-        if key not in plain:
-            raise ConfigError(f"{word}: {name} has no such argument; {choose(key, plain)}")
-        for each in plain[key]:
-            with suppress(msgspec.ValidationError):
-                values[key] = msgspec.convert(text, _PLAIN[each], strict=False)
-                break
-        else:
-            raise ConfigError(f"{word}: expected {' or '.join(plain[key])}")
+    module = getattr(optuna, f"{kind}s")
+    names = [each for each in module.__all__ if each.endswith(kind.title())]
+    if name not in names:
+        raise ConfigError(f"{kind}={name}: no such {kind}; {choose(name, names)}")
     try:
-        return classes[name](**values)
-    except (TypeError, ValueError, ImportError) as error:
+        values = OmegaConf.from_dotlist([word for word in words if word.startswith(f"{kind}.")])
+        return getattr(module, name)(**values.get(kind, {}))
+    except (TypeError, ValueError, ImportError, YAMLError) as error:
         raise ConfigError(f"{kind}={name}: {first_line(error)}") from error
-
-
-def _plain_arguments(made: type[Any]) -> dict[str, list[str]] | None:
-    """Arguments with plain values, and their types; None if it needs another argument."""
-    plain = {}
-    for each in inspect.signature(made).parameters.values():
-        names = re.findall(r"\w+", str(each.annotation))
-        if {*names} <= {*_PLAIN}:
-            plain[each.name] = [name for name in _PLAIN if name in names]
-        elif each.default is each.empty:
-            return None
-    return plain

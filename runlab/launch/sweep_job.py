@@ -46,11 +46,16 @@ _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def claim_folder(folder: Path) -> None:
-    """Make the folder of a sweep or search, and lock it. Raises ConfigError, also for links in it."""
+    """Make the folder of a sweep, and lock it. Raises ConfigError, also for links in it."""
+    make_folder(folder)
+    lock(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a sweep or search. Raises ConfigError, also for links in it."""
     check_folder(folder)  # logs go there, and it may have come from somebody else
     with in_a_line(f"runs_dir={folder} cannot be made"):
         make_durable_folder(folder)
-    lock(folder)
 
 
 def run_hydra(argv: Sequence[str]) -> None:

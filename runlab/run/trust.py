@@ -66,7 +66,7 @@ def check_folder(run_dir: Path, trust: bool = False) -> None:
     top = os.path.realpath(run_dir)
     for path in run_dir.rglob("*"):
         if not path.is_symlink():
-            if not (path.is_file() or path.is_dir()):
+            if not (path.is_file() or path.is_dir()) and path.exists():  # it may be gone: another command's
                 raise ConfigError(f"{path} is no file, and nothing that a run writes; remove it")
         elif path.parent == run_dir or not Path(os.path.realpath(path)).is_relative_to(top):
             if trust and path.is_dir():

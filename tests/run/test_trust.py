@@ -133,3 +133,11 @@ def test_links_within_a_run_folder_are_no_harm_and_pipes_are(own: Own) -> None:
     os.mkfifo(own.run_dir / paths.OLD_TRACE)
     with pytest.raises(ConfigError, match="is no file"):
         resume_job(own.run_dir, [])
+
+
+def test_a_file_that_goes_while_a_folder_is_looked_at_is_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another command of the same search replaces its files."""
+    monkeypatch.setattr(Path, "rglob", lambda *_: iter([tmp_path / ".search.json.7.tmp"]))
+    trust.check_folder(tmp_path)
