@@ -156,15 +156,13 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
     return levels
 
 
-def _with_cut_bands(panel: Panel) -> Iterator[Line]:
-    """The lines, with bands cut at half the height of the curves beyond them, which would else be flat."""
+def _widest(panel: Panel) -> tuple[float, float]:
+    """How far an axis reaches at most: wider bands leave the panel, or they would press the curves flat."""
     values = [value for line in panel.lines for _, value in line.points]
     values += [end for ends in panel.levels.values() for end in ends]
     low, high = min(values, default=0.0), max(values, default=0.0)
     room = (high - low) / 2 or 1.0
-    for line in panel.lines:
-        band = [(max(a, low - room), min(b, high + room)) for a, b in line.band or ()]
-        yield line._replace(band=band or None)
+    return low - room, high + room
 
 
 def page_data(chart: Chart) -> str:
@@ -180,12 +178,13 @@ def page_data(chart: Chart) -> str:
 
     panels = []
     for panel in filter(lambda each: each.lines, chart.panels):
-        lines = [*map(drawn, _with_cut_bands(panel))]
+        lines = [*map(drawn, panel.lines)]
         ends = {limit(step for line in panel.lines for step, _ in line.points) for limit in (min, max)}
         for name, (low, high) in panel.levels.items():
             level = Line(name, [(end, high) for end in sorted(ends)], GREY, [(low, high)] * len(ends))
             lines.append(drawn(level, dash=True))
-        panels.append({"title": escaped(panel.title), "across": panel.across, "lines": lines})
+        facts = {"title": escaped(panel.title), "across": panel.across, "widest": _widest(panel)}
+        panels.append({**facts, "lines": lines})
     text = json.dumps({"xs": [*across], "panels": panels}, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
@@ -241,10 +240,12 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
         axes.axhline(high, color=GREY, lw=0.6, ls="--")
         across = axes.get_yaxis_transform()
         axes.text(0.02, high, escaped(name), fontsize=6, va="bottom", transform=across)
-    for line in _with_cut_bands(panel):
+    for line in panel.lines:
         steps, values = zip(*line.points, strict=True)
         if line.band:
             axes.fill_between(steps, *zip(*line.band, strict=True), color=line.color, alpha=0.16, lw=0)
         style: dict[str, Any] = {"ls": "", "ms": 4} if line.dots else {}
         style |= {"lw": 1.8 if line.band else 0.7, "marker": "o" if line.dots or len(steps) == 1 else ""}
         axes.plot(steps, values, color=line.color, label=escaped(line.name), **style)
+    (low, high), (lowest, highest) = axes.get_ylim(), _widest(panel)
+    axes.set_ylim(max(low, lowest), min(high, highest))

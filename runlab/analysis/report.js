@@ -19,6 +19,11 @@ function draw(box) {
       tables.push([xs[x], end]);
     }
   }
+  const range = (_, low, high) => {
+    if (low === null) return [0, 1];  // all curves are hidden
+    const [from, to] = uPlot.rangeNum(low, high, 0.1, true), [lowest, highest] = panel.widest;
+    return [Math.max(from, lowest), Math.min(to, highest)];
+  };
   let near = null;  // the series that is nearest to the mouse
   return new uPlot({
     width: box.clientWidth,
@@ -29,7 +34,7 @@ function draw(box) {
     legend: {show: large, live: false},
     focus: {alpha: 0.3},
     cursor: {focus: {prox: 1e6, dist: (u, i, _, at, y) => (series[i].class ? Infinity : at - y)}, points: {size: 7, one: true}},
-    scales: {x: {time: false}},
+    scales: {x: {time: false}, y: {range}},
     axes: [large ? panel.across : undefined, undefined].map((label) => ({
       label, stroke: ink, grid: {stroke: "#80808040"}, ticks: {show: false}, values: (_, ticks) => ticks.map(short.format),
     })),
