@@ -207,6 +207,9 @@ def test_a_job_that_no_node_can_take_keeps_no_sweep_from_its_end(
         ("address=127.0.0.1:1", "address=127.0.0.1:1: no head of Ray answers: Connection refused"),
         ("address=head", "address=head: expected local, auto or HOST:PORT"),
         ("num_cpus=two", "num_cpus=two: Value 'two' of type 'str' could not be converted to Float"),
+        ("num_cpus=nan", "num_cpus=nan: expected a number from 0, whole if above 1"),
+        ("num_gpus=1.5", "num_gpus=1.5: expected a number from 0, whole if above 1"),
+        ("max_retries=-2", "max_retries=-2: expected a number from -1, whole if above 1"),
     ],
 )
 def test_wrong_settings_are_refused(start: Start, tmp_path: Path, setting: str, message: str) -> None:
