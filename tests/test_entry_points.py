@@ -212,6 +212,9 @@ def test_a_wheel_trains_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
     place = "from runlab.config.loading import CONF; print(CONF)"
     values = run(empty, sys.executable, "-c", place, status=0, PYTHONPATH=str(site)).stdout
     assert values == f"{site / NAME / 'conf'}\n"
+    for wrong in ("sedd=3", "env=Nope-v0"):
+        answer = run(empty, str(site / "bin/runlab"), "train", wrong, status=2, PYTHONPATH=str(site)).stderr
+        assert Path(answer.strip().rpartition(", see ")[2]).is_relative_to(site / NAME / "conf")
     listed = run(empty, str(site / "bin/runlab"), "report", status=0, PYTHONPATH=str(site)).stdout
     assert "report.html" in listed
 
@@ -337,6 +340,7 @@ def test_what_is_missing_is_named_in_a_line(
         patch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError, match=rf"^x: {module} is not installed; install the extra \[y\]$"):
             require(module, "y", "x")
+        assert texts.installing("", "cmaes") == "install cmaes"
 
 
 def commands_of_make(text: str) -> list[str]:

@@ -71,8 +71,10 @@ def to_install(error: BaseException) -> str:
 
 
 def installing(extra: str, packages: str) -> str:
-    """The cure for missing packages, which an extra of the project brings."""
-    return f"install the extra [{extra}]" if INSTALLED else f"use .venv/bin/python -m pip install {packages}"
+    """The cure for missing packages, which an extra of the project brings unless `extra` is empty."""
+    if INSTALLED:
+        return f"install {f'the extra [{extra}]' if extra else packages}"
+    return f"use .venv/bin/python -m pip install {packages}"
 
 
 def first_line(error: BaseException) -> str:

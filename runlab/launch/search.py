@@ -33,7 +33,7 @@ from runlab.config.cli.overrides import assigned
 from runlab.config.cli.preflight import announce, more_folders, preflight
 from runlab.config.command_args import argument, existing, program, rest, switch, whole
 from runlab.config.project import as_typed, require
-from runlab.config.texts import choose, few, first_line
+from runlab.config.texts import choose, few, first_line, installing
 from runlab.errors import ConfigError, RunError, in_a_line
 from runlab.launch.checks import HERE, check_plan
 from runlab.launch.process import worker_command, worker_environment
@@ -184,11 +184,7 @@ class _Search:
                     _draw(trial, key, rule)
                 trying.tell(trial, 0.0)
         except (TypeError, ValueError, ImportError) as error:
-            needs = (
-                f"; use .venv/bin/python -m pip install {error.name}"
-                if isinstance(error, ImportError)
-                else ""
-            )
+            needs = f"; {installing('', f'{error.name}')}" if isinstance(error, ImportError) else ""
             raise ConfigError(f"sampler={args.sampler}: {first_line(error)}{needs}") from error
         database = open_database(args.storage, self._queue) if args.storage else None
         check_folder(folder)  # logs go there, and it may have come from somebody else

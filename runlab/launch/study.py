@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from runlab.config.texts import choose, first_line
+from runlab.config.texts import choose, first_line, installing
 from runlab.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -47,10 +47,8 @@ def open_database(url: str, again: Callable[..., None]) -> Any:
             ) from None
         except ImportError as error:
             module = str(getattr(error.__cause__, "name", "its driver"))
-            cure = "'psycopg[binary]'" if module == "psycopg" else module
-            raise ConfigError(
-                f"{kind}: {module} is not installed; use .venv/bin/python -m pip install {cure}"
-            ) from None
+            extra, packages = ("postgres", "'psycopg[binary]'") if module == "psycopg" else ("", module)
+            raise ConfigError(f"{kind}: {module} is not installed; {installing(extra, packages)}") from None
         except (StorageInternalError, SQLAlchemyError) as error:
             if last:
                 raise RunError(f"{kind}: {first_line(error.__cause__ or error)}") from None
