@@ -9,6 +9,7 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -199,6 +200,17 @@ def test_a_job_that_no_node_can_take_keeps_no_sweep_from_its_end(
     sweep.process.send_signal(signal.SIGINT)
     sweep.end(130)
     assert runs_of(tmp_path) == []
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_a_sweep_whose_head_of_ray_does_not_answer(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", PORT)):
+        sweep = start("train", *LONG, *ON_CLUSTER, "seed=1,2", **VARIABLES)
+        logs = "runs/sweeps/*/launcher.log"
+        sweep.until(lambda: any("Connect" in path.read_text() for path in tmp_path.glob(logs)))
+        sweep.process.send_signal(signal.SIGINT)
+        sweep.end(130)
+    assert any("no head of Ray answers" in path.read_text() for path in tmp_path.glob(logs))
 
 
 @pytest.mark.parametrize(
