@@ -14,7 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -29,6 +32,7 @@ from runlab.launch.process import COMMAND_VARIABLE, LAUNCHER_VARIABLES, STOP_VAR
 from runlab.run.record import RUNNING, SweepJob
 
 _LOOK_EVERY_S = 1.0  # for a request to end
+_CONNECT_S = 60.0  # to a cluster
 
 
 @dataclass(kw_only=True)
@@ -68,7 +72,11 @@ class RayLauncher(Launcher):
 
         setup_globals()
         own: dict[str, Any] = {"include_dashboard": False} if self._address == "local" else {}
+        stop, connected = Path(os.environ[STOP_VARIABLE]), Event()
+        watched = connected, stop, self._address, inf if own else _CONNECT_S
+        Thread(target=_end_unconnected, args=watched, daemon=True).start()
         ray.init(address=self._address, log_to_driver=False, **own)
+        connected.set()
         variables, numbers = {name: os.environ[name] for name in LAUNCHER_VARIABLES}, dict[Any, int]()
         for number, overrides in enumerate(job_overrides, initial_job_idx):
             config = self._context.config_loader.load_sweep_config(self._config, [*overrides])
@@ -85,10 +93,20 @@ class RayLauncher(Launcher):
             )
             job = cloudpickle.dumps(partial(_begin, variables, Singleton.get_state(), run))
             numbers[ray.remote(**options)(task).remote(Path.cwd(), sys.path, job)] = number
-        stop, waiting = Path(os.environ[STOP_VARIABLE]), [*numbers]
+        waiting = [*numbers]
         while waiting and (not stop.exists() or _any_runs(stop.parent, [numbers[each] for each in waiting])):
             waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_EVERY_S)[1]
         return [*ray.get([each for each in numbers if each not in waiting])]
+
+
+def _end_unconnected(connected: Event, stop: Path, address: str, patience_s: float) -> None:
+    """End this process if a cluster does not answer, or if the sweep has to end: Ray tries for ever."""
+    until = monotonic() + patience_s
+    while not connected.wait(_LOOK_EVERY_S):
+        if stop.exists() or monotonic() > until:
+            print(f"error: hydra.launcher.address={address}: no head of Ray answers", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
 
 
 def _begin(variables: Mapping[str, str], state: Any, run: partial[JobReturn]) -> JobReturn:

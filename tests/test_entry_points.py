@@ -212,6 +212,9 @@ def test_a_wheel_trains_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
     place = "from runlab.config.loading import CONF; print(CONF)"
     values = run(empty, sys.executable, "-c", place, status=0, PYTHONPATH=str(site)).stdout
     assert values == f"{site / NAME / 'conf'}\n"
+    for wrong in ("sedd=3", "env=Nope-v0"):
+        answer = run(empty, str(site / "bin/runlab"), "train", wrong, status=2, PYTHONPATH=str(site)).stderr
+        assert Path(answer.strip().rpartition(", see ")[2]).is_relative_to(site / NAME / "conf")
     listed = run(empty, str(site / "bin/runlab"), "report", status=0, PYTHONPATH=str(site)).stdout
     assert "report.html" in listed
 

@@ -17,6 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from runlab import INSTALLED
 from runlab.config.auto import AUTO_KEYS, may_compile, resolved
 from runlab.config.project import ALGORITHMS, project_folder
 from runlab.config.schema import AUTO, ComposedConfig, Config, Level, check_kinds, register_schemas
@@ -28,6 +29,7 @@ from runlab.errors import ConfigError
 CONF = next(
     folder / "conf" for folder in (project_folder(), project_folder().parent) if (folder / "conf").is_dir()
 )
+CONF_NAME = str(CONF) if INSTALLED else "conf"  # in messages
 _MOST_VALUES = 10_000  # of a recorded configuration; OmegaConf takes a second for four thousand
 _LEAST = 1.2e-38  # a smaller number is 0 in float32, and a divisor such as algo.adam_eps must not be
 _MOST_LISTED = 64  # of numbers with a range, such as hidden layers

@@ -9,6 +9,7 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -201,12 +202,26 @@ def test_a_job_that_no_node_can_take_keeps_no_sweep_from_its_end(
     assert runs_of(tmp_path) == []
 
 
+@pytest.mark.long
+def test_ctrl_c_ends_a_sweep_whose_head_of_ray_does_not_answer(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", PORT)):
+        sweep = start("train", *LONG, *ON_CLUSTER, "seed=1,2", **VARIABLES)
+        logs = "runs/sweeps/*/launcher.log"
+        sweep.until(lambda: any("Connect" in path.read_text() for path in tmp_path.glob(logs)))
+        sweep.process.send_signal(signal.SIGINT)
+        sweep.end(130)
+    assert any("no head of Ray answers" in path.read_text() for path in tmp_path.glob(logs))
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("address=127.0.0.1:1", "address=127.0.0.1:1: no head of Ray answers: Connection refused"),
         ("address=head", "address=head: expected local, auto or HOST:PORT"),
         ("num_cpus=two", "num_cpus=two: Value 'two' of type 'str' could not be converted to Float"),
+        ("num_cpus=nan", "num_cpus=nan: expected a number from 0, whole if above 1"),
+        ("num_gpus=1.5", "num_gpus=1.5: expected a number from 0, whole if above 1"),
+        ("max_retries=-2", "max_retries=-2: expected a number from -1, whole if above 1"),
     ],
 )
 def test_wrong_settings_are_refused(start: Start, tmp_path: Path, setting: str, message: str) -> None:

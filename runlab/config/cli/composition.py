@@ -16,7 +16,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from runlab.config.cli.files import chosen_algorithm, group_names, option_names
 from runlab.config.cli.overrides import LAUNCHER, SEARCHPATH, wrong_key, wrong_value
-from runlab.config.loading import CONF, auto_keys, in_one_line, to_config, to_dict
+from runlab.config.loading import CONF, CONF_NAME, auto_keys, in_one_line, to_config, to_dict
 from runlab.config.project import ALGORITHMS, project
 from runlab.config.schema import ComposedConfig, Config
 from runlab.config.secrets import refuse_secrets
@@ -119,7 +119,8 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
             table, file = project().__name__, f"conf/algo/{name[1:]}.yaml"
             return f"algo={name[1:]}: has no entry in ALGORITHMS of {table}, beside {file}"
         names = [each for each in error.options if not each.startswith("_")]
-        return f"'defaults:' of a file: {group}/{name}: no such file; {choose(name, names, f'conf/{group}/')}"
+        answer = choose(name, names, f"{CONF_NAME}/{group}/")
+        return f"'defaults:' of a file: {group}/{name}: no such file; {answer}"
     in_file, cause = re.match(r"In '(.+)': ", str(error)), error.__context__
     if in_file is None or not isinstance(cause, OmegaConfBaseException):
         return first_line(error)

@@ -13,7 +13,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
-from runlab.config.loading import CONF
+from runlab.config.loading import CONF, CONF_NAME
 from runlab.config.project import ALGORITHMS
 from runlab.config.schema import check_kinds
 from runlab.config.texts import choose
@@ -49,7 +49,7 @@ def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) 
     """The values of each key in a file of conf/sweep/. `other` are further allowed names, for the message."""
     files = option_files("sweep", more)
     if name not in files:
-        raise ConfigError(f"sweep={name}: {choose(name, [*other, *files], 'conf/sweep/')}")
+        raise ConfigError(f"sweep={name}: {choose(name, [*other, *files], f'{CONF_NAME}/sweep/')}")
     try:
         values = read_yaml(files[name])
     except ConfigError as error:

@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 
 from runlab.config.cli.files import chosen_algorithm, group_names, option_files, option_names
 from runlab.config.entry_points import brought, load
-from runlab.config.loading import environment_file, literal
+from runlab.config.loading import CONF_NAME, environment_file, literal
 from runlab.config.project import ALGORITHMS, as_typed
 from runlab.config.schema import NONE, OPTIONAL, check_kinds, key_types
 from runlab.config.texts import ENOUGH, choose, few, first_line, nearest, to_install, with_digits
@@ -93,7 +93,7 @@ def wrong_key(key: str, algorithm: str) -> str:
         last = key.rpartition(".")[2].lower()
         spoken |= {name: name for name in names}
         answer = f"no such key; {nearest(last if last in spoken else key, spoken)}"
-    where = f"conf/{parent.partition('.')[0]}/" if prefix else "conf/config.yaml"
+    where = f"{CONF_NAME}/{parent.partition('.')[0] + '/' if prefix else 'config.yaml'}"
     return (
         f"{answer}allowed{f' in {parent}' if prefix else ''}: {few([*dict.fromkeys(beside)], ENOUGH, where)}"
     )
@@ -278,7 +278,7 @@ def _option(group: str, name: str, allowed: Mapping[str, Any]) -> str:
         return NONE
     if group == "env" and name not in ("", "null"):
         return _environment(name, allowed)
-    raise ConfigError(f"{group}={name}: no such {group}; {choose(name, allowed, f'conf/{group}/')}")
+    raise ConfigError(f"{group}={name}: no such {group}; {choose(name, allowed, f'{CONF_NAME}/{group}/')}")
 
 
 def _environment(name: str, files: Mapping[str, Path]) -> str:
@@ -313,7 +313,7 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
                 hint = f"did you mean {package}:{env_id}? "
         raise ConfigError(
             f"env={name}: no such environment; {hint}allowed: any id registered in Gymnasium, package:id for "
-            f"one that the import of a package registers, or {few([*files], ENOUGH, 'conf/env/')}"
+            f"one that the import of a package registers, or {few([*files], ENOUGH, f'{CONF_NAME}/env/')}"
         )
     group, _, leaf = f"env/{name}".rpartition("/")
     node = {"id": f"{module}:{env_id}".lstrip(":")}

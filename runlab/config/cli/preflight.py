@@ -220,7 +220,7 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     with in_one_line():
         launcher = str(OmegaConf.select(composed, "hydra.launcher._target_"))
         if launcher.endswith("RayLauncher"):
-            _check_ray(composed.hydra.launcher.address)
+            _check_ray(composed.hydra.launcher)
         if not launcher.endswith("JoblibLauncher"):
             return 1, []
         at_once = composed.hydra.launcher.n_jobs
@@ -232,9 +232,15 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     return beside, [f"{_N_JOBS}={beside}"]
 
 
-def _check_ray(address: str) -> None:
-    """Raise `ConfigError` if there is no Ray: it would try for ever to reach the head of a cluster."""
+def _check_ray(launcher: DictConfig) -> None:
+    """Raise `ConfigError` for numbers that Ray refuses, and if it is not there: it would try for ever."""
     require("ray", "ray", "hydra/launcher=ray")
+    for key, least in {"num_cpus": 0, "num_gpus": 0, "max_retries": -1}.items():
+        value = launcher[key]
+        if value is not None and (not least <= value < 2**31 or (value > 1 and value % 1)):
+            wanted = f"a number from {least}, whole if above 1"
+            raise ConfigError(f"hydra.launcher.{key}={value:g}: expected {wanted}")
+    address = launcher.address
     if address in ("local", "auto"):
         return
     host, _, port = address.rpartition(":")
