@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import re
 import resource
 import signal
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy
 import optuna.importance
 import pytest
 from conftest import Start, plain, write_run
+from optuna.samplers import _cmaes
 
 from runlab.config.cli.preflight import preflight
 from runlab.config.command_args import parse
@@ -427,6 +430,45 @@ def test_a_received_study_names_no_folder(quick: Trials, tmp_path: Path) -> None
     assert search_in(tmp_path / "runs", "trials=3") == 0
     assert len([*tmp_path.glob("runs/ppo-CartPole/*-seed1-*")]) == 3
     assert not (outside / paths.LOCK).exists()
+
+
+CHOICES = optuna.distributions.CategoricalDistribution(["elsewhere"])
+STRANGE: list[dict[str, Any]] = [
+    {"params": {"run_dir": "elsewhere"}, "distributions": {"run_dir": CHOICES}},  # an argument of the runs
+    {"params": {"algo.ent_coef": "elsewhere"}, "distributions": {"algo.ent_coef": CHOICES}},
+    {"system_attrs": {"fixed_params": {"algo.ent_coef": "elsewhere"}}},
+    {"system_attrs": {"retry_history": 7}, "state": optuna.trial.TrialState.RUNNING},
+    {"intermediate_values": {0: "elsewhere"}},
+]
+
+
+@pytest.mark.parametrize("trial", STRANGE)
+def test_a_received_study_with_other_arguments_or_types_is_refused(
+    quick: Trials, tmp_path: Path, trial: dict[str, Any]
+) -> None:
+    assert search_in(tmp_path, "trials=1") == 0
+    (file,) = tmp_path.glob("sweeps/*/study.journal")
+    received = optuna.load_study(study_name=file.parent.name, storage=open_journal(file))
+    received.add_trial(optuna.create_trial(**{"state": optuna.trial.TrialState.WAITING} | trial))
+    with pytest.raises(ConfigError, match="has what this search cannot have written"):
+        search_in(tmp_path, "trials=2")
+    assert len(quick.configs) == 1
+    file.write_text(file.read_text().splitlines()[0].replace("[2]", "[1]") + "\n")  # the lowest is best
+    with pytest.raises(ConfigError, match="has what this search cannot have written"):
+        search_in(tmp_path, "trials=2")
+
+
+def test_the_state_of_a_sampler_is_read_without_running_what_it_names(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    state = {"means": numpy.ones((2, 3)), "best": numpy.float64(1.5)}
+    of_sampler = vars(_cmaes)["pickle"]
+    assert f"{of_sampler.loads(of_sampler.dumps(state))}" == f"{state}"
+    with pytest.raises(ConfigError, match=r"posix\.mkdir, which CmaEsSampler does not write"):
+        of_sampler.loads(pickle.dumps(Evil()))
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(
