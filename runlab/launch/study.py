@@ -62,7 +62,8 @@ from runlab.run.read import read_metrics
 from runlab.run.record import SearchRecord, SearchTrial
 
 _WIDEST = 1e300  # end of a range; Optuna draws from no wider one
-_LOCK = "trial_{}.lock"
+# The folder may have locks of another database. Machines may differ in hours and minutes.
+_LOCK = "trial_{0.number}-{0.datetime_start:%S%f}.lock"
 _STATE = re.compile(
     r"cmaes\.\w+\.\w*CMA\w*|numpy\.(_?core\.multiarray\.)?(ndarray|dtype|_reconstruct|scalar)"
 )
@@ -147,7 +148,7 @@ class Search:
         if not (alike and all(fits(trial, self._ranges) for trial in self._trials())):
             raise ConfigError(f"the study of {folder} has what this search cannot have written")
         self._one_at_a_time, self._waits = threading.Lock(), False
-        self._failed, self._own = 0, set[int]()  # numbers of the trials of this command
+        self._failed, self._own, self._seen = 0, set[int](), set[int]()  # numbers of its trials, and of all
         self._children, self._runs = Children(), ThreadPoolExecutor(workers)
         self._label = "return" if args.metric == "eval/return" else args.metric
 
@@ -195,7 +196,7 @@ class Search:
                     return None
                 if ended + len(running) < self._args.trials:
                     trial = self._study.ask(self._ranges)
-                    self._claim(trial.number)
+                    self._claim(trial)
                     begun = self._trials("RUNNING", "COMPLETE", "PRUNED")
                     if sum(one.number < trial.number for one in begun) + self._failed < self._args.trials:
                         return trial
@@ -206,12 +207,12 @@ class Search:
                     say(f"waiting for trials of other commands: {few(others)}")
             time.sleep(1)
 
-    def _claim(self, number: int) -> bool:
+    def _claim(self, trial: Trial | FrozenTrial) -> bool:
         """Lock a trial until this process ends; False if this or another living command has it."""
         with suppress(InUse):
-            if number not in self._own:
-                lock(self._folder, _LOCK.format(number))
-                self._own.add(number)
+            if trial.number not in self._own:
+                lock(self._folder, _LOCK.format(trial))
+                self._own.add(trial.number)
                 return True
         return False
 
@@ -219,8 +220,11 @@ class Search:
         """Queue the trials again whose commands have died."""
         fail_stale_trials(self._study)  # in a database, which also has trials of other folders
         for trial in self._trials("RUNNING"):
-            here = self._database is None or (self._folder / _LOCK.format(trial.number)).exists()
-            if here and self._claim(trial.number):
+            if self._database is not None and trial.number not in self._seen:
+                self._seen.add(trial.number)  # its command may have died before its first sign of life
+                self._database.record_heartbeat(trial._trial_id)
+            here = self._database is None or (self._folder / _LOCK.format(trial)).exists()
+            if here and self._claim(trial):
                 self._queue_again(trial.number)
 
     def _queue_again(self, trial: Trial | int) -> None:

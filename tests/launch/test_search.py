@@ -10,6 +10,7 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -415,6 +416,25 @@ def test_a_long_trial_in_a_database_shows_life_and_a_silent_one_is_queued_again(
     rows_of(monkeypatch, *[slow] * 8, seen)
     assert search_in(tmp_path, "trials=1", f"storage={storage}") == 0
     assert [each["number"] for each in search_record(tmp_path)["trials"]] == numbers
+
+
+@pytest.mark.parametrize(("ends_after", "number"), [(1.0, 0), (15.0, 1)])
+def test_a_trial_of_another_folder_is_taken_up_after_silence_alone(
+    quick: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_after: float, number: int
+) -> None:
+    """Also if it never showed life, and not for the lock of a trial that had its number in another study."""
+    monkeypatch.setattr(study, "SILENT_S", 3)
+    assert search_in(tmp_path, "trials=1") == 0
+    (folder,) = tmp_path.glob("sweeps/*")
+    storage = f"sqlite:///{tmp_path}/study.db"
+    database = open_database(storage)
+    other = optuna.create_study(study_name=folder.name, storage=database, direction="maximize")
+    trial = other.ask()
+    ends = threading.Timer(ends_after, lambda: other.tell(trial, 0.0, skip_if_finished=True))
+    monkeypatch.setattr(study, "say", lambda text: ends.start() if text.startswith("waiting") else None)
+    assert search_in(tmp_path, "trials=1", f"storage={storage}") == 0
+    ends.cancel()
+    assert [each["number"] for each in search_record(tmp_path)["trials"]] == [number]
 
 
 def test_a_received_study_names_no_folder(quick: Trials, tmp_path: Path) -> None:
