@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import pickle
+import re
 import shlex
 import sys
 import threading
@@ -17,6 +20,7 @@ from functools import partial
 from itertools import starmap
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -24,6 +28,7 @@ from omegaconf import OmegaConf
 from optuna import Trial, TrialPruned
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.samplers import _cmaes
 from optuna.storages import (
     BaseStorage,
     JournalStorage,
@@ -32,6 +37,7 @@ from optuna.storages import (
     fail_stale_trials,
 )
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from yaml import YAMLError
@@ -56,7 +62,11 @@ from runlab.run.read import read_metrics
 from runlab.run.record import SearchRecord, SearchTrial
 
 _WIDEST = 1e300  # end of a range; Optuna draws from no wider one
-_LOCK = "trial_{}.lock"
+# The folder may have locks of another database. Machines may differ in hours and minutes.
+_LOCK = "trial_{0.number}-{0.datetime_start:%S%f}.lock"
+_STATE = re.compile(
+    r"cmaes\.\w+\.\w*CMA\w*|numpy\.(_?core\.multiarray\.)?(ndarray|dtype|_reconstruct|scalar)"
+)
 _MORE = "try more steps, wider ranges, or keys that matter more"
 BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the longest time without
 
@@ -74,6 +84,35 @@ def distribution(rule: dict[str, Any]) -> BaseDistribution:
             if -_WIDEST <= low < high <= _WIDEST:  # not nan either
                 return optuna.distributions.FloatDistribution(low, high, **rest)
     raise ValueError(rule)
+
+
+def fits(trial: FrozenTrial, ranges: Mapping[str, BaseDistribution]) -> bool:
+    """True if a search of these ranges can have written a trial, which may be somebody else's."""
+    with suppress(Exception):  # of Optuna, for values of any type
+        values = trial.params | trial.system_attrs.get("fixed_params", {})
+        return (
+            all(trial.distributions[key] == ranges[key] for key in trial.params)
+            and all(ranges[key]._contains(ranges[key].to_internal_repr(each)) for key, each in values.items())
+            and all(isinstance(each, float) for each in trial.intermediate_values.values())
+            and isinstance(trial.system_attrs.get("retry_history", []), list)
+            and (trial.state is not TrialState.COMPLETE or f"{trial.value:g}" != "nan")
+        )
+    return False
+
+
+class _CmaState(pickle.Unpickler):
+    """The state that CmaEsSampler keeps in a study, which may be somebody else's: arrays, and no code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if _STATE.fullmatch(f"{module}.{name}"):
+            return super().find_class(module, name)
+        raise ConfigError(f"the study holds {module}.{name}, which CmaEsSampler does not write")
+
+
+# Optuna would run whatever the study names.
+vars(_cmaes)["pickle"] = SimpleNamespace(
+    dumps=pickle.dumps, loads=lambda data: _CmaState(io.BytesIO(data)).load()
+)
 
 
 class Search:
@@ -96,16 +135,20 @@ class Search:
             raise ConfigError(f"sampler={args.sampler}: {first_line(error)}") from error
         self._database = open_database(args.storage) if args.storage else None
         make_folder(folder)
+        direction = StudyDirection.MINIMIZE if args.objective.startswith("-") else StudyDirection.MAXIMIZE
         self._study = optuna.create_study(
             storage=self._database or open_journal(folder / "study.journal"),
             study_name=folder.name,
-            direction="minimize" if args.objective.startswith("-") else "maximize",
+            direction=direction,
             sampler=sampler,
             pruner=pruner,
             load_if_exists=True,
         )
+        alike = self._study.directions == [direction]
+        if not (alike and all(fits(trial, self._ranges) for trial in self._trials())):
+            raise ConfigError(f"the study of {folder} has what this search cannot have written")
         self._one_at_a_time, self._waits = threading.Lock(), False
-        self._failed, self._own = 0, set[int]()  # numbers of the trials of this command
+        self._failed, self._own, self._seen = 0, set[int](), set[int]()  # numbers of its trials, and of all
         self._children, self._runs = Children(), ThreadPoolExecutor(workers)
         self._label = "return" if args.metric == "eval/return" else args.metric
 
@@ -153,7 +196,7 @@ class Search:
                     return None
                 if ended + len(running) < self._args.trials:
                     trial = self._study.ask(self._ranges)
-                    self._claim(trial.number)
+                    self._claim(trial)
                     begun = self._trials("RUNNING", "COMPLETE", "PRUNED")
                     if sum(one.number < trial.number for one in begun) + self._failed < self._args.trials:
                         return trial
@@ -164,12 +207,12 @@ class Search:
                     say(f"waiting for trials of other commands: {few(others)}")
             time.sleep(1)
 
-    def _claim(self, number: int) -> bool:
+    def _claim(self, trial: Trial | FrozenTrial) -> bool:
         """Lock a trial until this process ends; False if this or another living command has it."""
         with suppress(InUse):
-            if number not in self._own:
-                lock(self._folder, _LOCK.format(number))
-                self._own.add(number)
+            if trial.number not in self._own:
+                lock(self._folder, _LOCK.format(trial))
+                self._own.add(trial.number)
                 return True
         return False
 
@@ -177,8 +220,11 @@ class Search:
         """Queue the trials again whose commands have died."""
         fail_stale_trials(self._study)  # in a database, which also has trials of other folders
         for trial in self._trials("RUNNING"):
-            here = self._database is None or (self._folder / _LOCK.format(trial.number)).exists()
-            if here and self._claim(trial.number):
+            if self._database is not None and trial.number not in self._seen:
+                self._seen.add(trial.number)  # its command may have died before its first sign of life
+                self._database.record_heartbeat(trial._trial_id)
+            here = self._database is None or (self._folder / _LOCK.format(trial)).exists()
+            if here and self._claim(trial):
                 self._queue_again(trial.number)
 
     def _queue_again(self, trial: Trial | int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import re
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy
 import optuna.importance
 import pytest
 from conftest import Start, plain, write_run
+from optuna.samplers import _cmaes
 
 from runlab.config.cli.preflight import preflight
 from runlab.config.command_args import parse
@@ -414,6 +418,25 @@ def test_a_long_trial_in_a_database_shows_life_and_a_silent_one_is_queued_again(
     assert [each["number"] for each in search_record(tmp_path)["trials"]] == numbers
 
 
+@pytest.mark.parametrize(("ends_after", "number"), [(1.0, 0), (15.0, 1)])
+def test_a_trial_of_another_folder_is_taken_up_after_silence_alone(
+    quick: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_after: float, number: int
+) -> None:
+    """Also if it never showed life, and not for the lock of a trial that had its number in another study."""
+    monkeypatch.setattr(study, "SILENT_S", 3)
+    assert search_in(tmp_path, "trials=1") == 0
+    (folder,) = tmp_path.glob("sweeps/*")
+    storage = f"sqlite:///{tmp_path}/study.db"
+    database = open_database(storage)
+    other = optuna.create_study(study_name=folder.name, storage=database, direction="maximize")
+    trial = other.ask()
+    ends = threading.Timer(ends_after, lambda: other.tell(trial, 0.0, skip_if_finished=True))
+    monkeypatch.setattr(study, "say", lambda text: ends.start() if text.startswith("waiting") else None)
+    assert search_in(tmp_path, "trials=1", f"storage={storage}") == 0
+    ends.cancel()
+    assert [each["number"] for each in search_record(tmp_path)["trials"]] == [number]
+
+
 def test_a_received_study_names_no_folder(quick: Trials, tmp_path: Path) -> None:
     """A name of a run that leads elsewhere is another name, and so there is no such run."""
     outside = write_run(tmp_path / "outside", status="interrupted", env="CartPole")
@@ -427,6 +450,45 @@ def test_a_received_study_names_no_folder(quick: Trials, tmp_path: Path) -> None
     assert search_in(tmp_path / "runs", "trials=3") == 0
     assert len([*tmp_path.glob("runs/ppo-CartPole/*-seed1-*")]) == 3
     assert not (outside / paths.LOCK).exists()
+
+
+CHOICES = optuna.distributions.CategoricalDistribution(["elsewhere"])
+STRANGE: list[dict[str, Any]] = [
+    {"params": {"run_dir": "elsewhere"}, "distributions": {"run_dir": CHOICES}},  # an argument of the runs
+    {"params": {"algo.ent_coef": "elsewhere"}, "distributions": {"algo.ent_coef": CHOICES}},
+    {"system_attrs": {"fixed_params": {"algo.ent_coef": "elsewhere"}}},
+    {"system_attrs": {"retry_history": 7}, "state": optuna.trial.TrialState.RUNNING},
+    {"intermediate_values": {0: "elsewhere"}},
+]
+
+
+@pytest.mark.parametrize("trial", STRANGE)
+def test_a_received_study_with_other_arguments_or_types_is_refused(
+    quick: Trials, tmp_path: Path, trial: dict[str, Any]
+) -> None:
+    assert search_in(tmp_path, "trials=1") == 0
+    (file,) = tmp_path.glob("sweeps/*/study.journal")
+    received = optuna.load_study(study_name=file.parent.name, storage=open_journal(file))
+    received.add_trial(optuna.create_trial(**{"state": optuna.trial.TrialState.WAITING} | trial))
+    with pytest.raises(ConfigError, match="has what this search cannot have written"):
+        search_in(tmp_path, "trials=2")
+    assert len(quick.configs) == 1
+    file.write_text(file.read_text().splitlines()[0].replace("[2]", "[1]") + "\n")  # the lowest is best
+    with pytest.raises(ConfigError, match="has what this search cannot have written"):
+        search_in(tmp_path, "trials=2")
+
+
+def test_the_state_of_a_sampler_is_read_without_running_what_it_names(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    state = {"means": numpy.ones((2, 3)), "best": numpy.float64(1.5)}
+    of_sampler = vars(_cmaes)["pickle"]
+    assert f"{of_sampler.loads(of_sampler.dumps(state))}" == f"{state}"
+    with pytest.raises(ConfigError, match=r"posix\.mkdir, which CmaEsSampler does not write"):
+        of_sampler.loads(pickle.dumps(Evil()))
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(
