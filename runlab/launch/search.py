@@ -32,7 +32,7 @@ def main(args: Args) -> int:
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
-    from runlab.launch.study import Search
+    from runlab.launch.trials import Search
 
     space = read_space(args.sweep, more_folders(args.config_dir))
     # The ends of all ranges and all choices are checked before a run starts.
