@@ -370,13 +370,13 @@ def differences(a: Path, b: Path) -> list[str]:
     return places + [place for place in {**first, **second} if first.get(place) != second.get(place)]
 
 
-def write_video(path: Path, shade: int = 0, frames: int = 3) -> None:
-    """A small video, the same for the same shade."""
+def write_video(path: Path, shade: int = 0, frames: int = 3, size: tuple[int, int] = (32, 48)) -> None:
+    """A video, the same for the same shade."""
     import av
 
     from runlab.run.video.episode import open_mp4
 
-    pictures = [np.full((32, 48, 3), (shade + i) % 256, np.uint8) for i in range(frames)]
+    pictures = [np.full((*size, 3), (shade + i) % 256, np.uint8) for i in range(frames)]
     container, stream = open_mp4(path, Fraction(30), pictures[0])
     for picture in pictures:
         container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))

@@ -28,7 +28,7 @@ function draw(box) {
   return new uPlot({
     width: box.clientWidth,
     height: large ? 340 : 150,
-    title: panel.title,
+    title: panel.title || " ",  // without one there is no place for the values
     series,
     bands,
     legend: {show: large, live: false},

@@ -20,6 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from conftest import ROOT, Started, git, until, write_run, write_video
@@ -91,7 +92,9 @@ def test_experiments_are_called_by_the_words_of_their_commands(tmp_path: Path) -
     assert names == ["experiment=fast", "name=two", "name=two, gamma=0.8"]
 
 
-def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_path: Path) -> None:
+def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [write_run(tmp_path / "runs", seed, started_at=f"2026-01-0{seed}") for seed in (1, 2)]
     for run, steps in ((runs[0], 300), (runs[1], 100), (runs[1], 200), (runs[1], 400)):
         (run / paths.VIDEOS).mkdir(exist_ok=True)
@@ -100,6 +103,14 @@ def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(tmp_
     os.mkfifo(paths.video_path(runs[1], 500))  # whose opening would wait for a writer
     # A list of other files, which would be played.
     paths.video_path(runs[1], 600).write_text("ffconcat version 1.0\nfile step_100.mp4\n")
+    with av.open(str(paths.video_path(runs[1], 700)), "w", format="mp4") as container:
+        sound = container.add_stream("aac", rate=44100)  # and no picture
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", layout="mono")
+        silence.rate = 44100
+        container.mux(sound.encode(silence))
+        container.mux(sound.encode(None))
+    write_video(paths.video_path(runs[1], 800), frames=1, size=(4, 1024))  # more than the limit below
+    monkeypatch.setattr(report_module, "_MOST_PIXELS", 4000)
     (tmp_path / "pages").mkdir()
     html = make_report(runs, "runs/*/*", tmp_path / "pages").html
     gallery = re.findall(r'<a href="([^"]*mp4)"><img [^>]*src="data:image/jpeg;base64,([^"]*)"', html)
@@ -344,11 +355,13 @@ def test_a_table_for_latex_has_the_results(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex")
 def test_latex_sets_the_table(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", 1, config={"name": "".join(map(chr, range(33, 127)))})
+    for sign in "[*":  # after \midrule and \\, which take them as arguments
+        write_run(tmp_path / "runs", 1, tag=f"-{ord(sign)}", env=f"{sign}a]")
     write_table(reported(tmp_path / "runs").experiments, tmp_path / "table.tex")
     page = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{table}\end{document}"
     (tmp_path / "page.tex").write_text(page)
     command = ["pdflatex", "-halt-on-error", "page.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "page.pdf").exists()
 

@@ -64,7 +64,7 @@ def write_many(runs_dir: Path, count: int) -> None:
         algo = {"gamma": 0.99 - experiment / 100}
         run = write_run(runs_dir, seed, returns, env="CartPole", tag=f"-{experiment}", config={"algo": algo})
         rows = map(json.loads, (run / paths.METRICS).read_text().splitlines())
-        more = {f"loss/m{i}": math.cos(number * i) for i in range(18)}
+        more = {f"loss/m{i}": math.cos(number * i) for i in range(17)} | {"": 1.0}
         text = "".join(f"{json.dumps(row | more)}\n" for row in rows)
         (run / paths.METRICS).write_text(text)
 

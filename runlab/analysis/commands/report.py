@@ -37,9 +37,11 @@ from runlab.run.read import find_run_dirs
 _PARTS = Path(__file__).parents[1]  # of the page
 _WATCH_EVERY_S = 2.0
 _POSTER_PIXELS = 240
+_MOST_PIXELS = 4096**2  # of a video: a file of half a megabyte can hold a picture that takes gigabytes
 _FIRST = ("seed", "return", "steps", "status")  # columns that a narrow window shows
 # Characters that LaTeX would obey.
 _TEX = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"})
+_TEX |= {ord(sign): f"{{{sign}}}" for sign in "[*"}  # arguments of the command before them
 _TEX |= str.maketrans({"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
 _COLUMNS = [*_FIRST, *(name for name in SHOWN if name not in ("algo", "env", *_FIRST))]
 
@@ -200,11 +202,13 @@ def _films(experiment: Experiment, folder: Path) -> Iterator[tuple[str, str, str
         return
     for run in sorted(experiment.runs, key=lambda run: run.record.started_at or "", reverse=True):
         for steps, path in reversed(paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()):
-            with suppress(OSError, StopIteration, av.FFmpegError):  # the video is cut or damaged
+            with suppress(OSError, LookupError, StopIteration, av.FFmpegError):  # the video is cut or damaged
                 # Without a format, a list of file names would be taken for a video, and the files opened.
                 with av.open(str(path), format="mp4") as container:
+                    video = container.streams.video[0]
+                    video.codec_context.options = {"max_pixels": f"{_MOST_PIXELS}"}
                     container.seek((container.duration or 0) // 2)
-                    frame: Any = next(container.decode(video=0))
+                    frame: Any = next(container.decode(video))
                 picture = frame.to_image()
                 picture.thumbnail((_POSTER_PIXELS, _POSTER_PIXELS))
                 picture.save(file := BytesIO(), "jpeg", quality=70)
