@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,20 +89,19 @@ class Slurm:
     def lose_node(self, node: str) -> None:
         """End all processes of a node, as a power failure does."""
         marks = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.conf}".encode()}
-        of_jobs, daemons = list[int](), {int((self._folder / f"slurmd-{node}.pid").read_text())}
+        pids = {int((self._folder / f"slurmd-{node}.pid").read_text())}
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 if marks <= {*path.read_bytes().split(b"\0")}:
-                    of_jobs.append(int(path.parent.name))
                     status = dict(re.findall(r"(\w+):\s+(\S+)", (path.parent / "status").read_text()))
-                    daemons.add(int(status["PPid"]))
-        daemons = {pid for pid in daemons if "slurm" in Path(f"/proc/{pid}/comm").read_text()}
-        for pids in (daemons, of_jobs):  # first what would report how a job has ended
+                    above = int(status["PPid"])
+                    pids.add(int(path.parent.name))
+                    pids |= {above} if "slurm" in Path(f"/proc/{above}/comm").read_text() else set()
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # none lives to report how another has ended
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            while any(map(alive, pids)):
-                time.sleep(0.01)
+                    os.kill(pid, number)
+        until(lambda: not any(map(alive, pids)))
 
     def jobs(self) -> dict[str, str]:
         """The node of each job that runs."""
@@ -215,8 +213,7 @@ def test_a_job_of_a_lost_node_goes_on_exactly_on_the_other_one(
     (job,) = (name for name, node in slurm.jobs().items() if node == "two")
     slurm.lose_node("two")
     try:
-        # Slurm takes 40 seconds to notice on an idle machine, and minutes on a busy one.
-        until(lambda: slurm.jobs().get(job) == "one", seconds=400)
+        sweep.until(lambda: slurm.jobs().get(job) == "one")
         sweep.end(0)
     finally:
         slurm.start_node("two")
