@@ -44,7 +44,7 @@ def check_plan(plan: Plan) -> None:
             print(line, file=sys.stderr)
     notes = [n for c in plan.configs for n in c.algo.notes(c.env.num_envs, c.total_env_steps)]
     notes += [
-        f"no recipe for {c.algo.name} on {c.env.id}: the default values of {c.algo.name} are taken"
+        f"{c.algo.name} on {c.env.id} without a recipe: the default values of {c.algo.name} are taken"
         for c in plan.configs
         if c.recipe is None and c.experiment is None
     ]

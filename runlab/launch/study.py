@@ -147,7 +147,8 @@ def open_journal(file: Path) -> BaseStorage:
 def _make(kind: str, name: str, words: Sequence[str]) -> Any:
     """Optuna's sampler or pruner `name`, with its arguments among `words`. Raises ConfigError."""
     module = getattr(optuna, f"{kind}s")
-    names = [each for each in module.__all__ if each.endswith(kind.title()) and each != _RUNS_CODE]
+    left_out = (_RUNS_CODE, f"Base{kind.title()}")
+    names = [each for each in module.__all__ if each.endswith(kind.title()) and each not in left_out]
     if name not in names:
         why = "runs code that a study holds" if name == _RUNS_CODE else f"no such {kind}"
         raise ConfigError(f"{kind}={name}: {why}; {choose(name, names)}")

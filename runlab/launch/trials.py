@@ -66,7 +66,7 @@ class Search:
 
     def run(self) -> int:
         """Run trials until there are enough or a signal came; the exit status."""
-        say(f"search in {self._folder}, {self._at_once} trials at once")
+        say(f"search in {self._folder}, trials at once: {self._at_once}")
         with self._children.listening(), self._runs, ThreadPoolExecutor(self._at_once) as pool:
             for each in [pool.submit(self._work) for _ in range(self._at_once)]:
                 each.result()

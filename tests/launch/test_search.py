@@ -484,4 +484,4 @@ def test_trials_at_once_take_no_more_than_the_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     place = [f"runs_dir={tmp_path}", "eval_every=1000", "trials=1"]
     main(parse(["sweep=ppo-rates", "algo=ppo", "env=Hopper", *place, *words], Args))
-    assert f", {at_once} trials at once\n" in capsys.readouterr().out
+    assert f", trials at once: {at_once}\n" in capsys.readouterr().out

@@ -110,7 +110,7 @@ def test_a_single_run_is_told_everything_and_writes_nothing_else(
     words = ["seed=5", "env=my_envs:mine/Walk-v0", "run_dir=here", "compile=false"]
     with blocked():
         alone = start("train", *words, status=0, PYTHONPATH=str(tmp_path))
-    note = "note: no recipe for ppo on my_envs:mine/Walk-v0: the default values of ppo are taken\n"
+    note = "note: ppo on my_envs:mine/Walk-v0 without a recipe: the default values of ppo are taken\n"
     assert alone.said == f"{note}auto: num_threads=1\nhello from seed 5\n"
     names = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert names == {"here", "runlab", "my_envs.py"}
