@@ -157,7 +157,7 @@ def _levels(experiments: Sequence[Experiment]) -> dict[str, tuple[float, float]]
 
 
 def _widest(panel: Panel) -> tuple[float, float]:
-    """How far an axis reaches at most: wider bands leave the panel, or they would press the curves flat."""
+    """The furthest ends of an axis: wider bands leave the panel, or they would press the curves flat."""
     values = [value for line in panel.lines for _, value in line.points]
     values += [end for ends in panel.levels.values() for end in ends]
     low, high = min(values, default=0.0), max(values, default=0.0)

@@ -8,8 +8,10 @@ way.
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -77,9 +79,14 @@ def project_folder() -> Path:
     return Path(project().__file__).parent
 
 
-def as_typed(command: str) -> str:
-    """A command as it is typed here: with make in a repository, else with the installed program."""
-    return f"{project().__name__.partition('.')[0] if INSTALLED else 'make'} {command}"
+def as_typed(command: str, words: Sequence[str] = ()) -> str:
+    """A command with its arguments, as typed here: with make in a repository, else the installed program."""
+    flags = [word for word in words if word.startswith("-")]
+    rest = [word for word in words if not word.startswith("-")]
+    if flags and not INSTALLED:  # make would take them for its own
+        flags = [f"ARGS={shlex.join(flags)}"]
+    program = project().__name__.partition(".")[0] if INSTALLED else "make"
+    return " ".join([program, command, *map(shlex.quote, [*rest, *flags])])
 
 
 def require(module: str, extra: str, key: str) -> None:

@@ -22,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runlab import INSTALLED
 from runlab.analysis.experiments import find_experiments
 from runlab.analysis.runs import Run, load_runs
 from runlab.config.affects_results import BOOKKEEPING_KEYS
@@ -253,14 +252,11 @@ def show_end(record: SweepRecord, folder: Path) -> None:
     if record.status != "finished":
         words = record.commands[0][len(program("train")) :]
         names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
-        flags = [word for word in words if word.startswith("-")]
-        if flags and not INSTALLED:
-            flags = [f"ARGS={shlex.join(flags)}"]
-        rest = [word for word in words if not word.startswith(("sweep=", "-"))]
-        again = shlex.join([*rest, f"sweep={','.join([*names, 'resume'])}", *flags])
+        rest = [word for word in words if not word.startswith("sweep=")]
+        again = as_typed("train", [*rest, f"sweep={','.join([*names, 'resume'])}"])
         # A job that was refused would be refused again.
         refused = len(record.jobs) == record.num_jobs and {job.status for job in record.jobs} <= _AT_REST
-        say(f"next{', once that is mended' * refused}: {as_typed('train')} {again}")
+        say(f"next{', once that is mended' * refused}: {again}")
     elif counted:
         pattern = paths.from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
         word = f"runs={shlex.quote(str(pattern))}"

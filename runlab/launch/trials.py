@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import sys
 import threading
 import time
@@ -27,7 +26,6 @@ from optuna.storages import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
-from runlab import INSTALLED
 from runlab.analysis.published import show
 from runlab.config.cli.overrides import assigned
 from runlab.config.cli.preflight import preflight
@@ -269,12 +267,10 @@ class Search:
             say(f"all {len(best)} trials have the {self._label} {highest}, so none is best: {_MORE}")
             return 1 if self._failed else 0
         words = [word for word in self._args.words if not word.startswith("seed=")]
-        if not INSTALLED:
-            words = [f"ARGS={word}" if word.startswith("--") else word for word in words]
-        words += [*starmap(assigned, self._params(best[0]).items())]
+        words += [*starmap(assigned, self._params(best[0]).items()), "seed=1,2,3,4,5"]
         alike = f", of trials {few([str(each.number) for each in best])} alike" * (len(best) > 1)
         say(f"best of {len(self._ended())} trials: {self._label} {highest}{alike}")
-        say(f"next: {as_typed('train')} {' '.join(map(shlex.quote, words))} seed=1,2,3,4,5")
+        say(f"next: {as_typed('train', words)}")
         return 1 if self._failed else 0
 
 

@@ -250,8 +250,7 @@ def test_the_end_of_a_sweep_recommends_what_works(
 def test_an_installed_copy_recommends_its_own_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (project, sweep_table):
-        monkeypatch.setattr(module, "INSTALLED", True)
+    monkeypatch.setattr(project, "INSTALLED", True)
     words = ["--config-dir=conf", "seed=1,2"]
     record = SweepRecord(id="s", words=[], num_jobs=2, status="failed", **FACTS)
     record.commands = [["python", "-m", "runlab", "train", *words]]
