@@ -245,8 +245,7 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
 
 
 def _count(value: Any) -> int:
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_count, parts))
+    return 1 + sum(map(_count, _parts(value)))
 
 
 def _shipped(algorithm: str, level: str) -> Any:

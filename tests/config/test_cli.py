@@ -229,10 +229,7 @@ def test_a_file_of_conf_sweep_stands_for_its_words() -> None:
 
 
 def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) -> None:
-    for group, text in {
-        "experiment": "# @package _global_\nseed: 9",
-        "env": "id: CartPole-v1",
-    }.items():
+    for group, text in {"experiment": f"{HEAD}seed: 9", "env": "id: CartPole-v1"}.items():
         (tmp_path / group).mkdir()
         (tmp_path / group / "mine.yaml").write_text(f"{text}\n")
     (tmp_path / "env" / "old.yaml").write_text("defaults: [_gymnasium, _self_]\nid: Acrobot-v1")

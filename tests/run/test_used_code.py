@@ -288,28 +288,22 @@ IDLE = [
         "runlab/config/terminal.py",
         "runlab/config/auto.py",
         "runlab/config/fit.py",
-        "runlab/run/sinks/console.py",
+        "runlab/launch/worker.py",
     ),
-    *("runlab/run/video/recorder.py", "runlab/launch/worker.py", "runlab/config/cli/preflight.py"),
+    *("runlab/run/sinks/console.py", "runlab/run/video/recorder.py", "runlab/config/cli/preflight.py"),
     *("runlab/analysis/stats.py", f"{NAME}/algos/sac.py", f"{NAME}/algos/sac_config.py"),
     *("Dockerfile", "mkdocs.yml", "CITATION.cff", f"{NAME}/reference_returns.csv"),
 ]
 COMPUTING = [
+    *("runlab/engine.py", "runlab/rng.py", "runlab/envs/make.py", "runlab/envs/vector.py"),
     *(
-        "runlab/engine.py",
-        "runlab/rng.py",
-        "runlab/envs/make.py",
-        "runlab/envs/vector.py",
         "runlab/machine.py",
+        "runlab/determinism/switches.py",
+        "runlab/determinism/checks.py",
+        "runlab/interfaces.py",
     ),
-    *("runlab/determinism/switches.py", "runlab/determinism/checks.py", "runlab/interfaces.py"),
     *("runlab/trial.py", "runlab/config/loading.py", "runlab/config/schema.py", "runlab/config/project.py"),
-    *(
-        f"{NAME}/train.py",
-        f"{NAME}/project.py",
-        f"{NAME}/algos/ppo.py",
-        f"{NAME}/algos/ppo_config.py",
-    ),
+    *(f"{NAME}/train.py", f"{NAME}/project.py", f"{NAME}/algos/ppo.py", f"{NAME}/algos/ppo_config.py"),
     *(f"{NAME}/learning/networks.py", f"{NAME}/learning/optim.py"),
 ]
 
