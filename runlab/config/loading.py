@@ -33,8 +33,6 @@ CONF_NAME = str(CONF) if INSTALLED else "conf"  # in messages
 _MOST_VALUES = 10_000  # of a recorded configuration; OmegaConf takes a second for four thousand
 _LEAST = 1.2e-38  # a smaller number is 0 in float32, and a divisor such as algo.adam_eps must not be
 _MOST_LISTED = 64  # of numbers with a range, such as hidden layers
-# Keys of earlier versions, left out where a recorded configuration is read.
-_REMOVED = ("logger.journal",)
 # Every version had these keys: a recorded configuration that lacks one is damaged.
 _NEVER_ADDED = ("env.id", "determinism.level", "seed", "total_env_steps")
 
@@ -194,20 +192,14 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
     check_kinds(values)
+    if isinstance(logger := values.get("logger"), Mapping):  # earlier versions had the key journal
+        values = {**values, "logger": {key: logger[key] for key in logger if key != "journal"}}
     with in_one_line():
         schema = OmegaConf.structured(Config)
         OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)
-        merged = OmegaConf.merge(schema, literal(_without_removed(values)))
+        merged = OmegaConf.merge(schema, literal(values))
     assert isinstance(merged, DictConfig)
     return merged
-
-
-def _without_removed(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    return {
-        key: _without_removed(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if f"{prefix}{key}" not in _REMOVED
-    }
 
 
 def literal(value: Any) -> Any:
@@ -245,8 +237,7 @@ def complete(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
 
 
 def _count(value: Any) -> int:
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_count, parts))
+    return 1 + sum(map(_count, _parts(value)))
 
 
 def _shipped(algorithm: str, level: str) -> Any:

@@ -81,10 +81,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("prove trace=off", "trace=off: a proof compares traces; use trace=iteration or trace=step"),
     ("runs sort=-retorn", "sort=-retorn: no run has retorn as a single value; did you mean return?"),
     ("train num_threads=0 seed=1,2", "num_threads=0: must be at least 1"),
-    (
-        "train env.num_workers=some seed=1,2",
-        "env.num_workers=some: expected auto, or a whole number",
-    ),
+    ("train env.num_workers=some seed=1,2", "env.num_workers=some: expected auto, or a whole number"),
     (f"film {RUN} grid=2", "grid=2: expected rows x columns, such as 2x2, each from 1 to 6"),
     (f"film {RUN} checkpoint=65", "checkpoint=65: did you mean 64? allowed: last, best, all, 64, 128, 192"),
     (f"stats {ONE},nothing", "runs=nothing: no run folders there"),

@@ -17,29 +17,6 @@ from runlab.envs.make import check_env
 from runlab.errors import ConfigError
 
 
-class Pictures(gym.Env[Any, Any]):
-    """Observations of random bytes in the form of an image."""
-
-    observation_space: gym.spaces.Space[Any] = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._picture(), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        return self._picture(), 1.0, False, False, {}
-
-    def _picture(self) -> np.ndarray:
-        return self.np_random.integers(0, 256, (8, 8, 3), np.uint8)
-
-
-class Parts(Pictures):
-    """Observations in a dictionary."""
-
-    observation_space = gym.spaces.Dict({"picture": Pictures.observation_space})
-
-
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("declared") / "copy"
@@ -104,10 +81,9 @@ def test_the_project_chooses_what_an_environment_shows_to_its_codec(
             seen.append(np.asarray(obs).shape)
             return super().encode_obs(obs)
 
-    config = configure(*small("ppo", "env.id=Pictures-v0", "algo.hidden_sizes=[4]"))
-    gym.register("Pictures-v0", f"{__name__}:Pictures", max_episode_steps=5)
+    config = configure(*small("ppo", "algo.hidden_sizes=[4]", env="Catch"))
     monkeypatch.setattr(project(), "codec", Pixels)
-    for shape in (192,), (8, 8, 3):
+    for shape in (1296,), (36, 36):
         algorithm, _ = build(config)
         algorithm.train_iteration()
         algorithm.close()
@@ -119,15 +95,14 @@ def test_the_project_chooses_what_an_environment_shows_to_its_codec(
 def test_a_space_that_cannot_be_stepped_is_refused_in_a_line(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A project that leaves a Dict as it is, with a codec that would take it."""
+    """A project that leaves a Tuple as it is, with a codec that would take it."""
 
     class Whole(FlatCodec):
         def __init__(self, env_id: str, obs_space: Any, action_space: Any) -> None:
             super().__init__(env_id, gym.spaces.flatten_space(obs_space), action_space)
             self.obs_space = obs_space
 
-    gym.register("Parts-v0", f"{__name__}:Parts", max_episode_steps=5)
     monkeypatch.setattr(project(), "wrapped", lambda env_id, env: env)
     monkeypatch.setattr(project(), "codec", Whole)
-    with pytest.raises(ConfigError, match="the observation space Dict cannot be stepped"):
-        check_env(configure(*small("ppo", "env.id=Parts-v0")).env)
+    with pytest.raises(ConfigError, match="the observation space Tuple cannot be stepped"):
+        check_env(configure(*small("ppo", "env.id=Blackjack-v1")).env)

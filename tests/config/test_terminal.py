@@ -88,11 +88,6 @@ def test_a_console_of_another_encoding_shows_escapes(tmp_path: Path, monkeypatch
     assert rb"\u6f22" in console.getvalue()
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_patch_is_shown_in_colours_and_its_text_is_not_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +96,7 @@ def test_a_patch_is_shown_in_colours_and_its_text_is_not_obeyed(
         (tmp_path / "new.py").write_text(text)
         git(tmp_path, "add", "new.py")
         write_run(tmp_path / "runs", number, git={"tree": git(tmp_path, "write-tree").strip()})
-    terminal = _Terminal()
+    monkeypatch.setattr(terminal := io.StringIO(), "isatty", lambda: True)
     monkeypatch.setattr(diff, "PROJECT", tmp_path)
     monkeypatch.setattr(sys, "stdout", terminal)
     assert main(["diff", "a=run-1", "b=run-2", "code=full", f"runs_dir={tmp_path / 'runs'}"]) == 0

@@ -20,13 +20,7 @@ import torch
 
 from runlab.errors import ConfigError
 from runlab.run import manifest
-from runlab.run.checkpoint import (
-    Checkpoint,
-    Checkpoints,
-    load_checkpoint,
-    load_experience,
-    newest_checkpoint,
-)
+from runlab.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience, newest_checkpoint
 from runlab.run.continuation import check_same_run
 from runlab.run.manifest import Damaged, list_checkpoints
 

@@ -63,7 +63,7 @@ EVENTS = {"draw/minibatch@3:1": 4, "draw/update@2:6": None}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def undisturbed() -> dict[str, Path]:
     """Filled by the first test of each algorithm."""
     return {}
 

@@ -67,7 +67,7 @@ def test_a_fetched_run_needs_trust(own: Own, tmp_path: Path, monkeypatch: pytest
     assert resume_job(own.run_dir, [], typed=own.config, total_env_steps=10**9) is not None
 
 
-def test_a_folder_that_names_the_commit_of_another_run_needs_trust(own: Own, tmp_path: Path) -> None:
+def test_a_folder_that_names_the_commit_of_another_run_needs_trust(own: Own) -> None:
     other = replace(own.config.env, training_wrappers={"examples.shaping:Upright": {"gamma": 0.5}})
     with pytest.raises(ConfigError, match="trust=true"):
         trust.check_config(to_dict(replace(own.config, env=other)), own.run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import sysconfig
@@ -83,7 +84,7 @@ def test_modules_of_the_snapshot_are_files_and_others_are_outside(
         space__inside=away / "space" / "inside.py",  # of a namespace package
         copied=site / "copied.py",  # in the folder of installed packages, and of none
         # Python's own, an installed package, and what that made elsewhere
-        json=Path(json_file()),
+        json=Path(json.__file__),
         numpy=Path(str(sys.modules["numpy"].__file__)),
         numpy__made=away / "lone.py",
         alias=Path(str(sys.modules["numpy.random"].__file__)),  # by another name, such as distutils
@@ -93,10 +94,6 @@ def test_modules_of_the_snapshot_are_files_and_others_are_outside(
     assert used.files == ["env.py", "fast.so", "pack/__init__.py", "pack/deep.py"]
     outside = "copied front ignored linked pack.made plain space.inside"
     assert [*used.outside] == outside.split()
-
-
-def json_file() -> str:
-    return str(sys.modules["json"].__file__)
 
 
 def test_a_module_that_only_declares_another_algorithm_is_code_if_code_names_it(repo: Path) -> None:
@@ -231,16 +228,12 @@ def test_without_git_the_files_of_the_project_are_named(tmp_path: Path) -> None:
     assert used == UsedCode(files=["env.py"])
 
 
-def record_of(repo: Path, *files: str, **outside: str) -> RunRecord:
-    used = UsedCode(files=[*files], outside=outside)
-    return RunRecord(id="r", status="failed", git=take_snapshot(repo), used=used)
-
-
 def test_a_resume_compares_what_either_part_of_the_run_used(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "PROJECT", repo)
-    record = record_of(repo, "env.py", "levels.csv", pack="1")
+    first = UsedCode(files=["env.py", "levels.csv"], outside={"pack": "1"})
+    record = RunRecord(id="r", status="failed", git=take_snapshot(repo), used=first)
 
     def check(*used: str, accept: bool = False, **outside: str) -> dict[str, Any]:
         now, part = take_snapshot(repo), ResumedPart()
@@ -295,28 +288,22 @@ IDLE = [
         "runlab/config/terminal.py",
         "runlab/config/auto.py",
         "runlab/config/fit.py",
-        "runlab/run/sinks/console.py",
+        "runlab/launch/worker.py",
     ),
-    *("runlab/run/video/recorder.py", "runlab/launch/worker.py", "runlab/config/cli/preflight.py"),
+    *("runlab/run/sinks/console.py", "runlab/run/video/recorder.py", "runlab/config/cli/preflight.py"),
     *("runlab/analysis/stats.py", f"{NAME}/algos/sac.py", f"{NAME}/algos/sac_config.py"),
     *("Dockerfile", "mkdocs.yml", "CITATION.cff", f"{NAME}/reference_returns.csv"),
 ]
 COMPUTING = [
+    *("runlab/engine.py", "runlab/rng.py", "runlab/envs/make.py", "runlab/envs/vector.py"),
     *(
-        "runlab/engine.py",
-        "runlab/rng.py",
-        "runlab/envs/make.py",
-        "runlab/envs/vector.py",
         "runlab/machine.py",
+        "runlab/determinism/switches.py",
+        "runlab/determinism/checks.py",
+        "runlab/interfaces.py",
     ),
-    *("runlab/determinism/switches.py", "runlab/determinism/checks.py", "runlab/interfaces.py"),
     *("runlab/trial.py", "runlab/config/loading.py", "runlab/config/schema.py", "runlab/config/project.py"),
-    *(
-        f"{NAME}/train.py",
-        f"{NAME}/project.py",
-        f"{NAME}/algos/ppo.py",
-        f"{NAME}/algos/ppo_config.py",
-    ),
+    *(f"{NAME}/train.py", f"{NAME}/project.py", f"{NAME}/algos/ppo.py", f"{NAME}/algos/ppo_config.py"),
     *(f"{NAME}/learning/networks.py", f"{NAME}/learning/optim.py"),
 ]
 

@@ -88,8 +88,7 @@ def wrong_key(key: str, algorithm: str) -> str:
         names = [*keys, *group_names(), LAUNCHER]
         spoken = {name.rpartition(".")[2]: name for name in reversed(names)}
         for name, aliases in (_of_algorithm(algorithm) | _ELSEWHERE).items():
-            if name in names or "=" in name:
-                spoken |= dict.fromkeys(aliases.split(), name)
+            spoken |= dict.fromkeys(aliases.split(), name)
         last = key.rpartition(".")[2].lower()
         spoken |= {name: name for name in names}
         answer = f"no such key; {nearest(last if last in spoken else key, spoken)}"

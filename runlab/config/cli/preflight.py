@@ -28,16 +28,7 @@ from runlab.config.cli.composition import Composed, compose_job, compose_values
 from runlab.config.cli.files import check_files, read_sweep
 from runlab.config.cli.flags import check_flags
 from runlab.config.cli.overrides import JOBS_AT_MOST, SEARCHPATH, assigned, read_overrides, sweep_values
-from runlab.config.command_args import (
-    argument,
-    converted,
-    existing,
-    folder,
-    new_folder,
-    one_of,
-    parse,
-    rest,
-)
+from runlab.config.command_args import argument, converted, existing, folder, new_folder, one_of, parse, rest
 from runlab.config.loading import CONF, in_one_line
 from runlab.config.project import as_typed, require
 from runlab.config.schema import Config, register_schemas

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,15 @@ from runlab.run.git.snapshot import GitRecord
 from runlab.run.sinks.sink import RunFacts
 
 
-def run_facts(run_dir: Path, **known: Any) -> RunFacts:
-    """Facts of a run of 1000 steps for its sinks."""
-    algo, env = {"name": "ppo", "gamma": 0.99, "learning_rate": 1e-3}, {"id": "CartPole-v1"}
-    config = {"algo": algo, "env": env, "determinism": {"level": "repeat"}, "seed": 1, "note": "why"}
-    facts: dict[str, Any] = {
-        "run_id": "run-1",
-        "config": {"total_env_steps": 1000, "checkpoint_every": 100, **config},
-    }
+def run_facts(run_dir: Path, config: Mapping[str, Any] | None = None, **known: Any) -> RunFacts:
+    """Facts of a run of 1000 steps for its sinks; `config` and `known` are added, or replace others."""
+    values: dict[str, Any] = {"total_env_steps": 1000, "checkpoint_every": 100, "seed": 1, "note": "why"}
+    values |= {"algo": {"name": "ppo", "gamma": 0.99, "learning_rate": 1e-3}, "env": {"id": "CartPole-v1"}}
+    values |= {"determinism": {"level": "repeat"}, **(config or {})}
+    facts: dict[str, Any] = {"run_id": "run-1", "sweep": "sweep-7", "notify": lambda text: None}
     facts |= {"git": GitRecord(commit="0123456789abcdef" * 2 + "01234567", ref="refs/runs/run-1")}
     facts |= {"overrides": ["algo.learning_rate=1e-3", "seed=1", "trace=off", "note='why'"]}
-    facts |= {"sweep": "sweep-7", "notify": lambda text: None}
-    return RunFacts(run_dir=run_dir, **{**facts, **known})
+    return RunFacts(run_dir=run_dir, config=values, **{**facts, **known})
 
 
 def feed(sink: Any, first: int, last: int, every: int = 100) -> None:

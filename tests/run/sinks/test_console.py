@@ -27,8 +27,8 @@ from runlab.run.sinks.console import ConsoleSink
 def test_plain_lines_are_aligned_and_tell_the_time_left() -> None:
     """Of a resumed run, whose old part was slower."""
     stream, run_dir = io.StringIO(), Path("/runs here/the-id")
-    config = {**run_facts(run_dir).config, "total_env_steps": 100_000}
-    console = ConsoleSink(run_facts(run_dir, resumed_at=500, config=config), stream)
+    facts = run_facts(run_dir, resumed_at=500, config={"total_env_steps": 100_000})
+    console = ConsoleSink(facts, stream)
     row = {"loss/policy": -0.0123, "policy/entropy": 0.61, "time/steps_per_second": 9812.3}
     console.write({"env_steps": 1000, "wall_time_s": 501.0, **row})
     console.note("a note")
@@ -58,7 +58,7 @@ def test_a_run_that_would_only_fail_again_or_has_no_checkpoints_is_not_to_be_res
 ) -> None:
     console = ConsoleSink(run_facts(Path("/runs")), stream := io.StringIO())
     console.close(status, {"env_steps": steps})
-    without = run_facts(Path("/runs"), config={**run_facts(Path("/runs")).config, "checkpoint_every": 0})
+    without = run_facts(Path("/runs"), config={"checkpoint_every": 0})
     ConsoleSink(without, stream).close(status, {"env_steps": steps})
     assert stream.getvalue().count("next: make resume") == offered
 
@@ -141,17 +141,13 @@ def test_a_terminal_gets_one_panel_in_place(width: int, monkeypatch: pytest.Monk
     assert last[-1] == "next: make resume run=runs/the-id"
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_names_are_neither_markup_nor_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     facts = run_facts(Path("/runs/[/]\x1b]0;x\x07[red]"))
     facts.config["env"]["id"] = "[bold]A-v0\u202e"
-    console = ConsoleSink(facts, stream := _Terminal())
+    monkeypatch.setattr(stream := io.StringIO(), "isatty", lambda: True)
+    console = ConsoleSink(facts, stream)
     console.write({"env_steps": 1000, "wall_time_s": 1.0})
     console.note("[/]\x1b]0;x\x07")
     console.close("finished", {})

@@ -58,7 +58,7 @@ def test_a_resumed_run_has_each_row_once_at_its_place_in_time(tmp_path: Path, to
 def test_a_full_disk_costs_that_sink_alone_until_the_run_is_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = run_facts(tmp_path, config={**run_facts(tmp_path).config, "long": "x" * 5000})
+    facts = run_facts(tmp_path, config={"long": "x" * 5000})
     logger = Logger([TensorBoardSink(facts)], LineFile(tmp_path / paths.METRICS))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

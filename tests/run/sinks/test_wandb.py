@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -204,25 +203,17 @@ class Server(http.server.ThreadingHTTPServer):
         return [(row["env_steps"], "video" in row or "video.path" in row) for row in rows]
 
 
-Serve = Callable[[], Server]
+def serve(monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A server, to which the client goes from now on with a key."""
+    server = Server()
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    return server
 
 
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Starts a server, to which the client then goes with a key."""
-
-    def start() -> Server:
-        server = Server()
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        return server
-
-    return start
-
-
-def upload(run: Run, serve: Serve) -> list[tuple[int, bool]]:
+def upload(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """The rows that a good server has after the command that the run showed."""
-    server, command = serve(), run.notes[-1].removeprefix("W&B: stored offline, upload with: ")
+    server, command = serve(monkeypatch), run.notes[-1].removeprefix("W&B: stored offline, upload with: ")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     run_dir = run.sink.facts.run_dir
     subprocess.run(command, shell=True, check=True, cwd=run_dir, env={**os.environ, "PATH": path})
@@ -244,19 +235,18 @@ def test_a_long_id_of_an_environment_is_cut_to_a_tag(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.long
-def test_a_server_gets_everything_once_also_of_a_resumed_run(tmp_path: Path, serve: Serve) -> None:
+def test_a_server_gets_everything_once_also_of_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first part trains on for 400 steps behind the last checkpoint; its last rows do not arrive."""
-    server = serve()
+    server = serve(monkeypatch)
     run = Run(tmp_path).train(100, 1000, close=True)
     url = f"{server.url}/me/test/runs/run-1"
     assert run.notes == [f"W&B: {url}", f"W&B: all uploaded, {url}"]
     assert server.rows() == EVERYTHING[:10]
     upserts = [q["variables"] for q in server.api.asked if q["operationName"] == "UpsertBucket"]
     given = {name: value for each in upserts for name, value in each.items() if value is not None}
-    assert (given["displayName"], given["groupName"]) == (
-        "ppo-CartPole-s1-lr1e-3",
-        "ppo-CartPole-lr1e-3",
-    )
+    assert (given["displayName"], given["groupName"]) == ("ppo-CartPole-s1-lr1e-3", "ppo-CartPole-lr1e-3")
     assert (given["jobType"], given["notes"]) == ("train", "why")
     assert given["tags"] == ["ppo", "CartPole-v1", "repeat", "sweep-7", "a"]
     assert given["commit"] == run.sink.facts.git.commit
@@ -273,15 +263,15 @@ def test_a_server_gets_everything_once_also_of_a_resumed_run(tmp_path: Path, ser
 @pytest.mark.long
 @pytest.mark.parametrize(("trouble", "at"), [("refuse", 0), ("hang", 0), ("hang", 600), ("die", 600)])
 def test_a_server_in_trouble_costs_ten_seconds_at_most_and_no_row(
-    tmp_path: Path, serve: Serve, trouble: str, at: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, at: int
 ) -> None:
-    server = serve()
+    server = serve(monkeypatch)
     run = Run(tmp_path).train(100, at)
     getattr(server, trouble)()
     run.train(at + 100, 1200, close=True)
     assert run.waited < 10.0
     assert run.notes[0].startswith("W&B: offline, because " if at == 0 else f"W&B: {server.url}")
-    assert upload(run, serve) == EVERYTHING
+    assert upload(run, monkeypatch) == EVERYTHING
 
 
 def services() -> list[int]:
@@ -306,10 +296,10 @@ def test_a_service_process_that_hangs_is_ended_since_python_would_wait_for_it(tm
 
 @pytest.mark.long
 def test_a_resumed_offline_run_is_uploaded_by_the_command_that_is_shown(
-    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")  # an earlier test may have given this process a key
     Run(tmp_path).train(100, 1000, close=True)
     run = Run(tmp_path, resumed_at=600).train(700, 1200, close=True)
     monkeypatch.delenv("WANDB_MODE")
-    assert upload(run, serve) == EVERYTHING
+    assert upload(run, monkeypatch) == EVERYTHING
