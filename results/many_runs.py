@@ -17,8 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
 import yaml
 
@@ -100,7 +98,7 @@ def _row(like: dict[str, float], steps: int, rng: np.random.Generator) -> dict[s
 
 def _timed(words: list[str]) -> tuple[float, int]:
     """How long a command took, and how many lines it printed."""
-    command = [sys.executable, "-m", "rltemplate", *words]
+    command = [sys.executable, "-m", "runlab", *words]
     began = time.perf_counter()
     done = subprocess.run(
         command, cwd=PROJECT, check=True, env=_environment(), capture_output=True, text=True
