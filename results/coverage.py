@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import bootstrap
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from runlab.analysis import stats
 

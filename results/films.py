@@ -11,11 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from runlab.run.video.film import animate
+
 PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT))
-
-from runlab.run.video.film import animate  # noqa: E402
-
 WORKS = ("CartPole", "LunarLander", "Hopper", "HalfCheetah")  # PPO with its recipe, seed 1
 QUIET = ["video_every=0", "logger=none", "num_threads=1"]
 WIDTH, SECONDS = 240, 6.0
@@ -46,7 +44,7 @@ def _row(env: str, clone: Path, folder: Path) -> str:
     run_dir, film = clone.parent / env, clone.parent / f"{env}.mp4"
     words = ["algo=ppo", f"env={env}", f"run_dir={run_dir}", *QUIET]
     subprocess.run([sys.executable, str(clone / "scripts" / "train.py"), *words], check=True)
-    command = [sys.executable, "-m", "rltemplate", "film", f"run={run_dir}", f"out={film}"]
+    command = [sys.executable, "-m", "runlab", "film", f"run={run_dir}", f"out={film}"]
     subprocess.run(command, cwd=clone, check=True)
     path = folder / f"{env}.webp"
     animate(film, path, WIDTH, SECONDS)

@@ -17,8 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
 import yaml
 
@@ -26,6 +24,7 @@ from runlab.machine import machine_facts
 from runlab.run import paths
 
 PROJECT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 RUNS, STEPS, LOG_EVERY, EVAL_EVERY, SEEDS = 500, 1_000_000, 2_000, 25_000, 5
 
 
@@ -42,7 +41,7 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         runs_dir = Path(folder) / "runs"
-        ids = _make_runs(runs_dir, RUNS)
+        ids = _make_runs(runs_dir)
         page = Path(folder) / "report.html"
         for words in (
             ["runs"],
@@ -60,17 +59,17 @@ def main() -> None:
     Path(__file__).with_name("many-runs.md").write_text("\n".join(lines) + "\n")
 
 
-def _make_runs(runs_dir: Path, count: int) -> list[str]:
-    """The folders of so many runs; their ids."""
+def _make_runs(runs_dir: Path) -> list[str]:
+    """The folders of the runs; their ids."""
     words = ["algo=ppo", "env=CartPole", "total_env_steps=2000", "eval_every=1000", "video_every=0"]
     command = [sys.executable, str(PROJECT / "scripts" / "train.py"), *words, "logger=none"]
-    subprocess.run([*command, f"run_dir={runs_dir / 'first'}"], check=True, env=_environment())
+    subprocess.run([*command, f"run_dir={runs_dir / 'first'}"], check=True, env=ENVIRONMENT)
     record = json.loads((runs_dir / "first" / paths.RECORD).read_text())
     subprocess.run(["git", "-C", str(PROJECT), "update-ref", "-d", record["git"]["ref"]], check=True)
     config = yaml.safe_load((runs_dir / "first" / paths.CONFIG).read_text())
     row = json.loads((runs_dir / "first" / paths.METRICS).read_text().splitlines()[-1])
     rng, ids = np.random.default_rng(0), []
-    for i in range(count):
+    for i in range(RUNS):
         experiment, seed = divmod(i, SEEDS)
         name = f"2026{1 + experiment // 28 % 12:02}{1 + experiment % 28:02}-0930{seed:02}-seed{seed}-{i:06x}"
         ids.append(name)
@@ -100,16 +99,10 @@ def _row(like: dict[str, float], steps: int, rng: np.random.Generator) -> dict[s
 
 def _timed(words: list[str]) -> tuple[float, int]:
     """How long a command took, and how many lines it printed."""
-    command = [sys.executable, "-m", "rltemplate", *words]
+    command = [sys.executable, "-m", "runlab", *words]
     began = time.perf_counter()
-    done = subprocess.run(
-        command, cwd=PROJECT, check=True, env=_environment(), capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=PROJECT, check=True, env=ENVIRONMENT, capture_output=True, text=True)
     return time.perf_counter() - began, len(done.stdout.splitlines())
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 if __name__ == "__main__":

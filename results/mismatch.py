@@ -20,14 +20,11 @@ import csv
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -102,17 +99,10 @@ def made(*words: str) -> PPOMoE:
 
 def trained(env: str, seed: int) -> Mapping[str, Any]:
     """The state after training in float32, without that of its environments and streams."""
-    algorithm, began = made(*TASKS[env], f"seed={seed}"), time.perf_counter()
+    print(f"{env}, seed {seed}", file=sys.stderr, flush=True)
+    algorithm = made(*TASKS[env], f"seed={seed}")
     while algorithm.env_steps < algorithm.total_env_steps:
         algorithm.train_iteration()
-        left = f"{algorithm.env_steps}/{algorithm.total_env_steps}"
-        print(
-            f"\r{env}, seed {seed}: step {left}, {time.perf_counter() - began:.0f} s",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-    print(file=sys.stderr)
     algorithm.close()
     state = algorithm.state_dict()
     return {name: value for name, value in state.items() if name not in ("streams", "envs", "obs")}

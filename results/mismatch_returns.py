@@ -8,10 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from pathlib import Path
 from statistics import fmean
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from runlab.analysis.runs import Run, load_run
 from runlab.run.read import find_run_dirs

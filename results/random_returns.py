@@ -15,8 +15,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import yaml
 
 from runlab.analysis import published as targets

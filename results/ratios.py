@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from runlab.analysis.runs import load_run
 from runlab.errors import ConfigError
 from runlab.run.read import find_run_dirs

@@ -87,7 +87,7 @@ def _tried(case: str, env: str, folder: Path) -> str:
     _do(folder, "git", "clone", "-q", server, colleague)
     _do(colleague, "git", "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
     words = [f"run={run_id}", "trust=true", "--json"]  # the colleague knows the author
-    answer = _do(colleague, sys.executable, "-P", "-m", "rltemplate", "reproduce", *words)
+    answer = _do(colleague, sys.executable, "-P", "-m", "runlab", "reproduce", *words)
     found, present = json.loads(answer), "the same code"
     if case in ("dirty", "untracked", "later"):
         if case == "untracked":

@@ -21,17 +21,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from runlab.analysis.traces import open_trace
+from runlab.errors import ConfigError
 from runlab.machine import machine_facts
 from runlab.run import paths
+from runlab.run.read import raw_config
 
 PROJECT = Path(__file__).resolve().parents[1]
-TRAIN, RESUME = ("scripts/train.py",), ("-m", "rltemplate", "resume")
+TRAIN, RESUME = ("scripts/train.py",), ("-m", "runlab", "resume")
 TRANSITIONS, NEW = 1_000_000, 100_000
 LENGTH = 100  # transitions to an episode
 QUIET = ["logger=none", "video_every=0", "eval_every=0", "log_every=0", "total_env_steps=100000000"]
@@ -140,7 +142,7 @@ def _starts() -> Iterator[str]:
             _until(process, run_dir, 20 if short else 2, env_steps)
             process.send_signal(signal.SIGTERM)
             process.wait()
-            before = _iterations(run_dir)
+            before, _ = _reach(run_dir)
             began = time.perf_counter()
             again = _start(RESUME, f"run={run_dir}")
             _until(again, run_dir, before + 1)
@@ -148,8 +150,7 @@ def _starts() -> Iterator[str]:
             again.kill()
             again.wait()
             record = json.loads((run_dir / paths.RECORD).read_text())
-            config = (run_dir / paths.CONFIG).read_text()
-            num_envs = next(line.split()[1] for line in config.splitlines() if "num_envs" in line)
+            num_envs = raw_config(run_dir)["env"]["num_envs"]
         yield f"| {name} | {num_envs} | {record['resumed'][0]['env_steps']:,} | {took_s:.1f} s |"
 
 
@@ -163,20 +164,16 @@ def _start(script: Sequence[str], *words: str) -> subprocess.Popen[bytes]:
 
 def _until(process: subprocess.Popen[bytes], run_dir: Path, iterations: int, env_steps: int = 0) -> None:
     """Wait for so many iterations and environment steps."""
-    while _iterations(run_dir) < iterations or _env_steps(run_dir) < env_steps:
+    while (reached := _reach(run_dir))[0] < iterations or reached[1] < env_steps:
         assert process.poll() is None, f"{run_dir}: ended too early"
         time.sleep(0.02)
 
 
-def _iterations(run_dir: Path) -> int:
-    trace = run_dir / paths.TRACE
-    return trace.read_bytes().count(b'\n["iteration"') if trace.exists() else 0
-
-
-def _env_steps(run_dir: Path) -> int:
-    lines = (run_dir / paths.TRACE).read_text().splitlines()
-    last = next(line for line in reversed(lines) if line.startswith('["iteration"'))
-    return int(json.loads(last)[2])
+def _reach(run_dir: Path) -> tuple[int, int]:
+    """Iterations and environment steps so far."""
+    with suppress(ConfigError):  # no iteration yet
+        return open_trace(run_dir).reach
+    return 0, 0
 
 
 if __name__ == "__main__":

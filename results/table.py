@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from runlab.analysis.runs import Run, load_run
 from runlab.config.affects_results import code_rule
 from runlab.config.auto import AUTO_KEYS
@@ -200,14 +202,10 @@ def file_of(kind: type) -> Path:
 
 def read(kind: type) -> list[Any]:
     """The rows of a file; none if it is not there yet."""
-    convert = {"int": int, "float": float, "str": str}
     if not file_of(kind).exists():
         return []
     with file_of(kind).open(newline="", encoding="utf-8") as file:
-        return [
-            kind(**{each.name: convert[str(each.type)](row[each.name]) for each in fields(kind)})
-            for row in csv.DictReader(file)
-        ]
+        return [msgspec.convert(row, kind, strict=False) for row in csv.DictReader(file)]
 
 
 def save(kind: type, rows: Iterable[Any]) -> None:

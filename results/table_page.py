@@ -9,11 +9,10 @@ from statistics import median
 import numpy as np
 from table import FOLDER, POLICIES, ROOT, Evaluation, Trained, cells, exported_seed, read, row_label
 
-from runlab.analysis import published as targets
 from runlab.analysis import stats
 from runlab.analysis.aggregate import resampled
 from runlab.analysis.figures import COLORS, Chart, Line, Panel, write
-from runlab.analysis.published import Reference, show
+from runlab.analysis.published import RANDOM, published_near, references, show
 
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "images"
@@ -62,7 +61,7 @@ def row(algo: str, env: str, steps: int, runs: Sequence[Trained]) -> Iterator[st
     returns = [run.eval_return for run in runs]
     iqm, mean = (stats.interval(returns, name) for name in ("iqm", "mean"))
     few = len(returns) < stats.FEW
-    others = [each.return_mean for each in published(algo, env, steps)]
+    others = [each.return_mean for each in published_near(algo, env, steps)]
     ends = [min(others), median(others), max(others)] if others else []
     yield from (f"{steps:,}", str(len(runs)))
     yield from ("; ".join(map(show, returns)) if few else str(iqm), str(mean))
@@ -95,7 +94,7 @@ def normalized(table: Table, algo: str) -> dict[str, list[float]]:
     """
     found: dict[str, list[float]] = {}
     for (name, env, steps), runs in table.items():
-        others, low = published(algo, env, steps), chance(env)
+        others, low = published_near(algo, env, steps), chance(env)
         if name == algo and env not in found and others and low is not None:
             par = median(each.return_mean for each in others)
             found[env] = [(run.eval_return - low) / (par - low) for run in runs]
@@ -143,7 +142,7 @@ def published_lines(table: Table) -> Iterator[str]:
     sources: dict[tuple[str, str], str] = {}
     for algo, env, steps in table:
         found = []
-        for each in published(algo, env, steps):
+        for each in published_near(algo, env, steps):
             name = sources.setdefault((each.source, each.note), f"s{len(sources) + 1}")
             value, method = show(each.return_mean), each.method.removeprefix(algo.upper()).strip(" ()")
             seeds = f"{each.n_seeds or '?'} seed{'s' * (each.n_seeds != '1')}"
@@ -199,20 +198,15 @@ def panel(row: tuple[str, str, int], name: str, seeds: Sequence[Mapping[int, flo
     band = [(each.low, each.high) for each in middle] if len(seeds) > 1 else None
     points = list(zip(shared, (each.value for each in middle), strict=True))
     lines.append(Line(f"IQM of {len(seeds)} seeds", points, COLORS[0], band))
-    others = [each.return_mean for each in published(*row)]
+    others = [each.return_mean for each in published_near(*row)]
     levels = {"published": (min(others), max(others))} if others else {}
     return Panel(f"{name} (n={len(seeds)})", lines, levels)
 
 
-def published(algo: str, env: str, steps: int) -> list[Reference]:
-    """Results of others at about as many steps, the lowest first."""
-    return sorted(targets.published_near(algo, env, steps), key=lambda each: each.return_mean)
-
-
 def chance(env: str) -> float | None:
     """The mean return of the random policy."""
-    found = [row.return_mean for row in targets.references() if (row.env, row.algo) == (env, targets.RANDOM)]
-    return found[0] if found else None
+    found = (row.return_mean for row in references() if (row.env, row.algo) == (env, RANDOM))
+    return next(found, None)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,12 @@ def test_tables_proofs_and_kills_are_those_of_results() -> None:
 
 
 @of_this_project
+def test_the_scripts_of_results_start_a_program_that_there_is() -> None:
+    scripts = "".join(path.read_text() for path in RESULTS.glob("*.py"))
+    assert {*re.findall(r'"-m", "(\w+)"', scripts)} == {"runlab"}
+
+
+@of_this_project
 def test_the_page_of_results_is_made_from_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(RESULTS)
     page = import_module("table_page").page_text()

@@ -75,18 +75,25 @@ class Comparison:
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare the runs in two folders. Raises ConfigError, in one line, if they cannot be compared."""
     runs = load_run(a), load_run(b)
-    opened = (open_trace(run.dir, f"it was made with trace={run.config.get('trace')}") for run in runs)
-    comparison = compare_traces(*runs, *opened)
+    comparison = compare_traces(*runs, *map(recorded_trace, runs))
     if comparison.verdict != DIVERGED:
         comparison.notes.extend(_rows_note(*runs))
     return comparison
 
 
+def recorded_trace(run: Run) -> RecordedTrace:
+    """The whole iterations of a run's trace; ConfigError if it cannot be compared with another one."""
+    missing = f"it was made with trace={run.config.get('trace')}"
+    if why := run.record.left_out.get(TRACE):
+        missing = f"it is too long for the run's ref ({why}); give the run's folder"
+    trace = open_trace(run.dir, missing)
+    if trace.first_end(range(len(trace.lines)))[0] != 1:
+        raise ConfigError(f"{trace.run}: its trace has no first iteration, so it cannot be compared")
+    return trace
+
+
 def compare_traces(a: Run, b: Run, trace_a: RecordedTrace, trace_b: RecordedTrace) -> Comparison:
     """Compare two runs whose traces are read already."""
-    for trace in (trace_a, trace_b):
-        if trace.first_end(range(len(trace.lines)))[0] > 1:
-            raise ConfigError(f"{trace.run}: its trace has no first iteration, so it cannot be compared")
     for key, what in (("algo", "algo"), ("trace", "detail")):  # equal in equal runs
         one, other = getattr(trace_a, what), getattr(trace_b, what)
         if one != other:

@@ -32,11 +32,10 @@ _HEADER = "# Journal\n\nOne entry per run or sweep. Write wherever you like.\n"
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal in `file` of runs in `runs_dir`, whose code the repository of `project` has."""
+    """The journal in `file` of runs in `runs_dir`."""
 
     file: Path
     runs_dir: Path
-    project: Path = paths.PROJECT
 
     def add(self, runs: Sequence[Run]) -> int:
         """Append the entries that the file lacks about these runs; their number.
@@ -131,7 +130,7 @@ class Journal:
                     yield "* **Changed** nothing to compare with: the first of its kind here"
                     return
                 other = load_run(max(earlier))
-            changes = verdict(diff_runs(other, run, self.project))
+            changes = verdict(diff_runs(other, run))
             yield f"* **Changed** against {self._link(other.id, other.dir)}: {_plain(changes)}"
         except ConfigError as error:
             yield f"* **Changed** unknown: {_plain(str(error).partition(chr(10))[0])}"

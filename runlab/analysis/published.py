@@ -77,13 +77,16 @@ def standing_of(config: Mapping[str, Any], env_steps: int, value: float) -> Stan
 
 
 def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
-    """Published results of an algorithm at about as many steps; of a learning curve its nearest point."""
+    """Published results of an algorithm at about as many steps, the lowest return first.
+
+    Of a learning curve its nearest point.
+    """
     rows = [row for row in references() if (row.algo, row.env) == (algo, env)]
     near = [row for row in rows if 1 / _NEAR <= row.steps / max(env_steps, 1) <= _NEAR]
     nearest: dict[tuple[str, ...], Reference] = {}
     for row in sorted(near, key=lambda row: abs(math.log(row.steps / env_steps))):
         nearest.setdefault((row.source.partition("@")[0], row.method, row.env_version), row)
-    return [*nearest.values()]
+    return sorted(nearest.values(), key=lambda row: row.return_mean)
 
 
 def table_of_project() -> Path | None:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from runlab.errors import REFUSED, ConfigError, in_a_line
 from runlab.launch.subprocesses import Children, last_words
 from runlab.rerun.recorded_code import RUN, Code, check_versions, recorded_code
 from runlab.run import paths
+from runlab.run.files import to_stderr
 from runlab.run.git import changes, snapshot
 from runlab.run.git.command import repository
 from runlab.run.paths import PROJECT, from_here
@@ -107,11 +107,11 @@ def reproduce(
     with children.listening(), tempfile.TemporaryDirectory(prefix="reproduce-") as name:
         scratch = Path(name).resolve()
         run, run_dir = load_run(_find_recorded(text, project, runs_dir, scratch)), scratch / "run"
-        record, trace = run.record, _recorded_trace(run)
+        record, trace = run.record, compare.recorded_trace(run)
         recorded = run.rows  # refuses damaged rows before the run is made again
         notes = [*_limits(run, trace), *check_versions(record)]
         with recorded_code(project, record, run.config, run.dir, trust) as code:
-            print(f"runs the code of {run.id}, {code}, with your rights", file=sys.stderr, flush=True)
+            to_stderr(f"runs the code of {run.id}, {code}, with your rights")
             notes += code.missing
             try:
                 error = _run_again(run, trace, code, run_dir, children)
@@ -200,7 +200,7 @@ class _Follower:
         if time.monotonic() - self._printed_s >= _LINE_EVERY_S and not self._differs:
             self._printed_s = time.monotonic()
             done = self._recorded[: self._read].count(b"\n" + ITERATION_LINE)
-            print(f"iteration {done:,} of {self._iterations:,}, equal so far", file=sys.stderr, flush=True)
+            to_stderr(f"iteration {done:,} of {self._iterations:,}, equal so far")
         return self._differs
 
 
@@ -268,17 +268,6 @@ def _find_recorded(text: str, project: Path, runs_dir: Path, scratch: Path) -> P
             f"{ref}: does not hold the code that it names, commit {f'{record.git.commit}'[:12]}"
         )
     return folder
-
-
-def _recorded_trace(run: Run) -> RecordedTrace:
-    """The whole iterations of a run's trace; ConfigError if it cannot be compared with another one."""
-    missing = f"it was made with trace={run.config.get('trace')}"
-    if why := run.record.left_out.get(paths.TRACE):
-        missing = f"it is too long for the run's ref ({why}); give the run's folder"
-    trace = open_trace(run.dir, missing)
-    if trace.first_end(range(len(trace.lines)))[0] != 1:
-        raise ConfigError(f"{run.id}: its trace has no first iteration, so it cannot be compared")
-    return trace
 
 
 def _limits(run: Run, trace: RecordedTrace) -> Iterator[str]:

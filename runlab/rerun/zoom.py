@@ -15,7 +15,6 @@ pass logs operations from the beginning of the iteration on.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -36,6 +35,7 @@ from runlab.rerun.replay import OPERATIONS, TENSORS, Request
 from runlab.rerun.ulp import compare_arrays
 from runlab.rerun.zoom_report import Zoom, place_name
 from runlab.run import paths
+from runlab.run.files import to_stderr
 from runlab.run.manifest import list_checkpoints
 from runlab.run.paths import PROJECT
 from runlab.run.read import raw_config
@@ -94,7 +94,7 @@ class _Work:
         folders = [part / name for name in "ab"]
         for folder, run_dir, code in zip(folders, self.dirs, self.codes, strict=True):
             name, log, start = folder.name, folder / "output.txt", None
-            print(f"zoom: {name} again with {code} from {where}, for {aim}", file=sys.stderr, flush=True)
+            to_stderr(f"zoom: {name} again with {code} from {where}, for {aim}")
             folder.mkdir(parents=True)
             if self.start is not None:
                 start = str(paths.checkpoint_path(run_dir, self.start))

@@ -127,7 +127,7 @@ def test_debugging_and_trials_of_searches_are_folded_away(tmp_path: Path) -> Non
     def write(tag: str, gamma: float, **record: Any) -> None:
         write_run(tmp_path, 1, tag=tag, config={"algo": {"gamma": gamma}}, **record)
 
-    search = ["python", "-m", "runlab", "search", "sweep=rates"]
+    search = ["python", "-m", "former_name", "search", "sweep=rates"]
     write("-trial", 0.1, command_line=search, overrides=["algo.gamma=0.1"])
     write("-debug", 0.2, overrides=["debug=fast"])
     report = reported(tmp_path)

@@ -7,6 +7,7 @@ happens in this process, with the real trace, the real comparison and the real r
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from conftest import Configure, build, small
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rltemplate.learning import on_policy
 from rltemplate.learning.normalize import RunningMeanStd
 from runlab.analysis.compare import compare_runs
 from runlab.config.command_args import exit_status
@@ -98,11 +100,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str
 
 
 # Algorithm, a value of the configuration or a bit flipped at `item@iteration:number`, the item to be named
-# (of a flipped bit its own), and further words.
+# (of a flipped bit its own; none where a condition differs), and further words.
 CASES: list[Any] = [
     ("ppo", "start/return_norm/num_rows@1", "", ""),
     ("sac", "draw/replay@1:3", "", ""),
-    ("ppo", "algo.gamma=0.5", "scaled_reward", ""),
+    ("ppo", "algo.target_kl=1e-9", "", ""),
     ("ppo", "next_obs@1:3", "", "trace=step"),
     ("ppo", "advantage@1", "", ""),
     ("ppo", "algo.hidden_sizes=[9]", "start/net/mu", ""),
@@ -145,9 +147,31 @@ def test_what_was_planted_is_named(
         advised = "first of the list need not be the first in time" in " ".join(comparison.look_at)
         assert advised == bool(at.further)
     zoomed = zoom.zoom_in(comparison)
-    assert report(zoomed)
-    assert (zoomed.iteration, zoomed.first) == (iteration, item)
+    said = "so it was a condition or a setting that differed" in " ".join(report(zoomed).split())
+    assert (zoomed.iteration, zoomed.first, said) == (iteration, item or None, not item)
     assert not item.startswith("start/") or (zoomed.finding and zoomed.finding.kind == "between")
+
+
+def test_the_operation_is_named_with_its_arguments_and_the_line_that_called_it(
+    configure: Configure, tmp_path: Path, in_this_process: dict[str, Planted]
+) -> None:
+    both = small("ppo", *WORDS, "trace=step", env="Pendulum")
+    a, b = (
+        made(tmp_path / name, configure(*both, f"algo.gamma={x}")) for name, x in (("a", 0.5), ("b", 0.75))
+    )
+    zoomed = zoom.zoom_in(compare_runs(a, b))
+    finding = zoomed.finding
+    assert finding is not None
+    assert finding.a is not None
+    assert finding.b is not None
+    assert (zoomed.first, finding.kind) == ("scaled_reward", "arguments")
+    assert finding.b.arguments == finding.a.arguments.replace("0.5", "0.75")
+    line = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
+    number = inspect.getsource(on_policy).splitlines().index(f"        {line}") + 1
+    place = f"rltemplate/learning/on_policy.py:{number} in scaled_reward: {line}"
+    assert [side.source[0] for side in (finding.a, finding.b)] == [place] * 2
+    # The operation runs before the event begins in which its result is traced.
+    assert finding.logged_from == "collect 1"
 
 
 @pytest.mark.parametrize("by", ["the algorithm", "the compiler"])

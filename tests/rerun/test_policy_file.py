@@ -8,10 +8,11 @@ import math
 import shutil
 import struct
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,8 @@ def policy(exported: Path) -> Policy:
 
 
 @pytest.fixture(autouse=True)
-def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Temporary folders where it can be seen whether they are gone; the present folder is the test's."""
-    (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+def in_own_folder(own_scratch: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    yield
-    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 Refused = Callable[..., str]
@@ -119,28 +115,25 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 Change = Callable[[Policy], object]
 
 
-def put(*keys: str, value: Any) -> Change:
-    """Sets a value of the configuration."""
+GONE, NAN, HUGE = object(), math.nan, 10**30
+
+
+def put(key: str, value: Any, part: str = "manifest") -> Change:
+    """Sets a value of the manifest or of the state, or takes it away; a function gets the present one."""
+    *parents, last = key.split(".")
 
     def change(policy: Policy) -> None:
-        node = policy.config
-        for key in keys[:-1]:
-            node = node[key]
-        node[keys[-1]] = value
+        node = reduce(getitem, parents, getattr(policy, part))
+        if value is GONE:
+            del node[last]
+        else:
+            node[last] = value(node[last]) if callable(value) else value
 
     return change
 
 
-def of_state(*keys: str, value: Any) -> Change:
-    """Sets a value of the state."""
-
-    def change(policy: Policy) -> None:
-        node = policy.state
-        for key in keys[:-1]:
-            node = node[key]
-        node[keys[-1]] = value(node.get(keys[-1])) if callable(value) else value
-
-    return change
+def of_state(key: str, value: Any) -> Change:
+    return put(key, value, "state")
 
 
 def nested(depth: int) -> Any:
@@ -176,16 +169,6 @@ def larger_than_it_is(policy: Policy) -> None:
     policy.packed = policy.packed[: at + 20] + struct.pack("<II", 2**31, 2**31) + policy.packed[at + 28 :]
 
 
-def without(*keys: str) -> Change:
-    def change(policy: Policy) -> None:
-        node = policy.manifest
-        for key in keys[:-1]:
-            node = node[key]
-        del node[keys[-1]]
-
-    return change
-
-
 def manifest_is(text: str) -> Change:
     return lambda policy: setattr(policy, "text", text)
 
@@ -205,25 +188,51 @@ def cut(policy: Policy) -> None:
     policy.packed = policy.packed[: len(policy.packed) // 2]
 
 
-NAN, HUGE = math.nan, 10**30
+# Wrong values by key.
+OF_MANIFEST: dict[str, list[Any]] = {
+    "version": [GONE, "6", 6.0, HUGE, [6]],
+    "state": [GONE, 5, None],
+    "chunks": [GONE, ["a"], {"../../x.pt": "0"}, {"/etc/passwd": "0"}, {"experience_0_5.pt": 5}],
+    "config": [GONE, [], "x", {}],
+    "config.surprise": [{"a": 1}],
+    "config.seed": ["x", HUGE],
+    "config.determinism": [[]],
+    "config.determinism.level": ["most"],
+    "config.algo": [GONE, [], "ppo", None],
+    "config.algo.name": [5, "pop", ["ppo"], "\x1b[31mppo", "sac"],
+    "config.algo.gamma": ["high", NAN, 2.0, None, {"a": 1}],
+    "config.algo.hidden_sizes": [[], "[64]", 64, [16.5, 16.5], [-16, 16], [NAN], [[16], [16]], [8, 8]],
+    "config.algo.activation": ["os.system"],
+    "config.algo.normalize_obs": ["perhaps"],
+    "config.algo.surprise": [1],
+    "config.env": [None, [1], "CartPole-v1"],
+    "config.env.id": [
+        *(None, 5, "", "CarPole-v1", "///", "../../x:A-v0", "a:b:CartPole-v1", "os:", "Acrobot-v1"),
+    ],
+    "config.env.max_episode_steps": ["long", -1],
+    "config.env.num_envs": [HUGE],
+    "config.env.kwargs": [[1], "a", {"surprise": 1}, {"render_mode": "human"}, {"a": nested(500)}],
+    "config.env.wrappers": [
+        *(["TimeLimit"], "TimeLimit", {"TimLimit": None}, {"TimeLimit": 5}, {"": {}}, {"...": {}}),
+        {"TransformReward": {"func": "print"}},
+        {"pydoc.pipepager": {"cmd": "touch executed"}},
+        {"gymnasium.wrappers.common.Any": {}},
+        {"FrameStackObservation": {"stack_size": 10**9}},
+        {"ReshapeObservation": {"shape": [10**5, 10**5]}},
+    ],
+}
+OF_STATE: dict[str, list[Any]] = {
+    "env_steps": [GONE, NAN, "many", []],
+    "net": [GONE, "net", [1]],
+    "net.params": [GONE, 3.0, None, "0"],
+}
 CHANGES: dict[str, Change] = {
-    "no version": without("version"),
-    "no state": without("state"),
-    "no chunks": without("chunks"),
-    "no config": without("config"),
-    "version text": lambda policy: policy.manifest.update(version="6"),
-    "version float": lambda policy: policy.manifest.update(version=6.0),
-    "version huge": lambda policy: policy.manifest.update(version=HUGE),
-    "version list": lambda policy: policy.manifest.update(version=[6]),
-    "digest number": lambda policy: policy.manifest.update(state=5),
-    "digest null": lambda policy: policy.manifest.update(state=None),
-    "chunks list": lambda policy: policy.manifest.update(chunks=["a"]),
-    "chunks path": lambda policy: policy.manifest.update(chunks={"../../x.pt": "0"}),
-    "chunks absolute": lambda policy: policy.manifest.update(chunks={"/etc/passwd": "0"}),
-    "chunks number": lambda policy: policy.manifest.update(chunks={"experience_0_5.pt": 5}),
-    "config list": lambda policy: policy.manifest.update(config=[]),
-    "config text": lambda policy: policy.manifest.update(config="x"),
-    "config empty": lambda policy: policy.manifest.update(config={}),
+    f"{key}={'gone' if value is GONE else value!r:.40}": put(key, value, part)
+    for part, wrong in (("manifest", OF_MANIFEST), ("state", OF_STATE))
+    for key, values in wrong.items()
+    for value in values
+}
+CHANGES |= {
     "manifest empty": manifest_is(""),
     "manifest null": manifest_is("null"),
     "manifest number": manifest_is("5"),
@@ -233,69 +242,8 @@ CHANGES: dict[str, Change] = {
     "manifest digits": manifest_is('{"version": ' + "9" * 6_000 + "}"),
     "manifest cut": manifest_is('{"version": 6, "state": "'),
     "manifest surrogate": manifest_is('{"version": "\\ud800\\u001b[31m"}'),
-    "algo missing": without("config", "algo"),
-    "algo list": put("algo", value=[]),
-    "algo text": put("algo", value="ppo"),
-    "algo null": put("algo", value=None),
-    "algo name number": put("algo", "name", value=5),
-    "algo name unknown": put("algo", "name", value="pop"),
-    "algo name list": put("algo", "name", value=["ppo"]),
-    "algo name escape": put("algo", "name", value="\x1b[31mppo"),
-    "algo name other": put("algo", "name", value="sac"),
-    "gamma text": put("algo", "gamma", value="high"),
-    "gamma nan": put("algo", "gamma", value=NAN),
-    "gamma large": put("algo", "gamma", value=2.0),
-    "gamma null": put("algo", "gamma", value=None),
-    "gamma object": put("algo", "gamma", value={"a": 1}),
-    "sizes empty": put("algo", "hidden_sizes", value=[]),
-    "sizes text": put("algo", "hidden_sizes", value="[64]"),
-    "sizes number": put("algo", "hidden_sizes", value=64),
-    "sizes floats": put("algo", "hidden_sizes", value=[16.5, 16.5]),
-    "sizes negative": put("algo", "hidden_sizes", value=[-16, 16]),
-    "sizes nan": put("algo", "hidden_sizes", value=[NAN]),
-    "sizes nested": put("algo", "hidden_sizes", value=[[16], [16]]),
-    "sizes other": put("algo", "hidden_sizes", value=[8, 8]),
-    "sizes absurd": put("algo", "hidden_sizes", value=[16_384] * 40),
-    "sizes many": put("algo", "hidden_sizes", value=[1] * 100_000),
-    "activation": put("algo", "activation", value="os.system"),
-    "normalize text": put("algo", "normalize_obs", value="perhaps"),
-    "unknown key": put("algo", "surprise", value=1),
-    "unknown group": put("surprise", value={"a": 1}),
-    "env null": put("env", value=None),
-    "env list": put("env", value=[1]),
-    "env text": put("env", value="CartPole-v1"),
-    "env id null": put("env", "id", value=None),
-    "env id number": put("env", "id", value=5),
-    "env id empty": put("env", "id", value=""),
-    "env id unknown": put("env", "id", value="CarPole-v1"),
-    "env id form": put("env", "id", value="///"),
-    "env id path": put("env", "id", value="../../x:A-v0"),
-    "env id colons": put("env", "id", value="a:b:CartPole-v1"),
-    "env id only module": put("env", "id", value="os:"),
-    "env id other": put("env", "id", value="Acrobot-v1"),
-    "env limit text": put("env", "max_episode_steps", value="long"),
-    "env limit negative": put("env", "max_episode_steps", value=-1),
-    "kwargs list": put("env", "kwargs", value=[1]),
-    "kwargs text": put("env", "kwargs", value="a"),
-    "kwargs unknown": put("env", "kwargs", value={"surprise": 1}),
-    "kwargs render": put("env", "kwargs", value={"render_mode": "human"}),
-    "kwargs deep": put("env", "kwargs", value={"a": nested(500)}),
-    "wrappers list": put("env", "wrappers", value=["TimeLimit"]),
-    "wrappers text": put("env", "wrappers", value="TimeLimit"),
-    "wrappers unknown": put("env", "wrappers", value={"TimLimit": None}),
-    "wrappers arguments": put("env", "wrappers", value={"TimeLimit": 5}),
-    "wrappers callable": put("env", "wrappers", value={"TransformReward": {"func": "print"}}),
-    "wrappers function": put("env", "wrappers", value={"pydoc.pipepager": {"cmd": "touch executed"}}),
-    "wrappers no wrapper": put("env", "wrappers", value={"gymnasium.wrappers.common.Any": {}}),
-    "wrappers empty name": put("env", "wrappers", value={"": {}}),
-    "wrappers dots": put("env", "wrappers", value={"...": {}}),
-    "wrappers absurd": put("env", "wrappers", value={"FrameStackObservation": {"stack_size": 10**9}}),
-    "wrappers absurd shape": put("env", "wrappers", value={"ReshapeObservation": {"shape": [10**5, 10**5]}}),
-    "num_envs absurd": put("env", "num_envs", value=HUGE),
-    "seed text": put("seed", value="x"),
-    "seed huge": put("seed", value=HUGE),
-    "level unknown": put("determinism", "level", value="most"),
-    "determinism list": put("determinism", value=[]),
+    "sizes absurd": put("config.algo.hidden_sizes", [16_384] * 40),
+    "sizes many": put("config.algo.hidden_sizes", [1] * 100_000),
     "state list": packed_is([1, 2]),
     "state text": packed_is("state"),
     "state tensor": packed_is(torch.zeros(3)),
@@ -307,35 +255,24 @@ CHANGES: dict[str, Change] = {
     "state compressed": lambda policy: repacked(policy, zipfile.ZIP_DEFLATED),
     "state long record": lambda policy: repacked(policy, zipfile.ZIP_STORED, bytes(64)),
     "state terabyte": larger_than_it_is,
-    "state deep": of_state("deep", value=nested(200)),
-    "state doubled": of_state("doubled", value=doubled(60)),
-    "state expanded": of_state("expanded", value=torch.zeros(1).expand(10**12)),
-    "state odd keys": of_state("odd", value={(1, 2): 3}),
-    "steps missing": lambda policy: policy.state.pop("env_steps"),
-    "steps nan": of_state("env_steps", value=NAN),
-    "steps text": of_state("env_steps", value="many"),
-    "steps list": of_state("env_steps", value=[]),
-    "net missing": lambda policy: policy.state.pop("net"),
-    "net text": of_state("net", value="net"),
-    "net list": of_state("net", value=[1]),
-    "params missing": lambda policy: policy.state["net"].pop("params"),
-    "params short": of_state("net", "params", value=lambda old: old[:-1].clone()),
-    "params one": of_state("net", "params", value=torch.zeros(1)),
-    "params square": of_state("net", "params", value=lambda old: old[None].clone()),
-    "params whole numbers": of_state("net", "params", value=lambda old: old.long()),
-    "params double": of_state("net", "params", value=lambda old: old.double()),
-    "params complex": of_state("net", "params", value=lambda old: old.to(torch.complex64)),
-    "params sparse": of_state("net", "params", value=lambda old: old.to_sparse()),
-    "params nan": of_state("net", "params", value=lambda old: old * NAN),
-    "params infinite": of_state("net", "params", value=lambda old: old + math.inf),
-    "params number": of_state("net", "params", value=3.0),
-    "params null": of_state("net", "params", value=None),
-    "params text": of_state("net", "params", value="0"),
+    "state deep": of_state("deep", nested(200)),
+    "state doubled": of_state("doubled", doubled(60)),
+    "state expanded": of_state("expanded", torch.zeros(1).expand(10**12)),
+    "state odd keys": of_state("odd", {(1, 2): 3}),
+    "params short": of_state("net.params", lambda old: old[:-1].clone()),
+    "params one": of_state("net.params", torch.zeros(1)),
+    "params square": of_state("net.params", lambda old: old[None].clone()),
+    "params whole numbers": of_state("net.params", lambda old: old.long()),
+    "params double": of_state("net.params", lambda old: old.double()),
+    "params complex": of_state("net.params", lambda old: old.to(torch.complex64)),
+    "params sparse": of_state("net.params", lambda old: old.to_sparse()),
+    "params nan": of_state("net.params", lambda old: old * NAN),
+    "params infinite": of_state("net.params", lambda old: old + math.inf),
 }
 FAST = (
-    "no config",
+    "config='gone'",
+    "config.algo=[]",
     "manifest deep",
-    "algo list",
     "sizes absurd",
     "state expanded",
     "params one",
@@ -354,23 +291,23 @@ def test_a_policy_file_of_wrong_shape_is_refused_in_a_line(
     assert not Path("executed").exists()
 
 
-VARIANTS: dict[str, dict[str, tuple[Change, str]]] = {
-    "ppo_moe": {
-        "experts many": (put("algo", "num_experts", value=1024), "its networks are larger: "),
-        "experts few": (put("algo", "num_experts", value=7), "does not fit what this code makes"),
-        "chosen": (put("algo", "num_chosen", value=9), "must be at most algo.num_experts=8"),
-        "bits": (put("algo", "rollout_bits", value=0), "must be at least 1"),
-    },
-    "ppo_recurrent": {
-        "memory large": (put("algo", "memory_size", value=4096), "its networks are larger: "),
-        "memory small": (put("algo", "memory_size", value=7), "does not fit what this code makes"),
-        "sequences": (put("algo", "sequence_length", value=3), "does not divide algo.num_steps=16"),
-        "carry missing": (lambda policy: policy.state.pop("carry"), "carry"),
-        "carry list": (of_state("carry", value=[1]), "carry"),
-        "carry cut": (of_state("carry", "memory", value=lambda old: old[:, 1:].clone()), "carry.memory"),
-        "carry long": (of_state("carry", "begins", value=torch.zeros(9)), "carry.begins"),
-        "carry nan": (of_state("carry", "memory", value=lambda old: old * NAN), "not finite"),
-    },
+VARIANTS: dict[str, list[tuple[Change, str]]] = {
+    "ppo_moe": [
+        (put("config.algo.num_experts", 1024), "its networks are larger: "),
+        (put("config.algo.num_experts", 7), "does not fit what this code makes"),
+        (put("config.algo.num_chosen", 9), "must be at most algo.num_experts=8"),
+        (put("config.algo.rollout_bits", 0), "must be at least 1"),
+    ],
+    "ppo_recurrent": [
+        (put("config.algo.memory_size", 4096), "its networks are larger: "),
+        (put("config.algo.memory_size", 7), "does not fit what this code makes"),
+        (put("config.algo.sequence_length", 3), "does not divide algo.num_steps=16"),
+        (of_state("carry", GONE), "carry"),
+        (of_state("carry", [1]), "carry"),
+        (of_state("carry.memory", lambda old: old[:, 1:].clone()), "carry.memory"),
+        (of_state("carry.begins", torch.zeros(9)), "carry.begins"),
+        (of_state("carry.memory", lambda old: old * NAN), "not finite"),
+    ],
 }
 
 
@@ -380,7 +317,7 @@ def test_wrong_files_of_variants_of_ppo_are_refused_in_a_line_and_the_right_one_
 ) -> None:
     """A small file builds no network that is larger than the file."""
     file = export(configure, tmp_path, algo)
-    for change, problem in VARIANTS[algo].values():
+    for change, problem in VARIANTS[algo]:
         policy = opened(file)
         change(policy)
         assert problem in refused(policy)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from runlab.run import paths
 from runlab.run.git import changes, origin, snapshot
 from runlab.run.git.command import repository
 
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+pytestmark = pytest.mark.usefixtures("own_scratch")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
 WORDS += ["algo.learning_rate_schedule=constant"]  # which does not depend on the total
 WORDS += ["device=auto"]
@@ -95,15 +96,6 @@ class Place:
         return name
 
 
-@pytest.fixture(autouse=True)
-def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Temporary folders where it can be seen whether they are gone."""
-    (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-    yield
-    assert list((tmp_path / "scratch").iterdir()) == []
-
-
 @pytest.fixture(scope="module")
 def recorded(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run of changed code, in a linked worktree that is gone: the repository and the run's folder."""
@@ -154,7 +146,7 @@ def test_changed_and_new_files_are_made_again_from_the_ref_alone(place: Place, t
 
 
 def test_a_trace_that_was_changed_is_named(place: Place) -> None:
-    """The run that was made again is kept, and can be looked at more closely."""
+    """The run that was made again is kept and can be looked at more closely. A closed stream ends nothing."""
 
     def edit(text: str) -> str:
         before, line, rest = text.partition('["iteration",2,')
@@ -162,7 +154,9 @@ def test_a_trace_that_was_changed_is_named(place: Place) -> None:
         return before + line + steps + quote + "0" * 16 + digits[16:]
 
     run = place.told("tampered", files={paths.TRACE: edit})
-    rerun = place.again(run)
+    (gone := io.StringIO()).close()
+    with contextlib.redirect_stderr(gone):
+        rerun = place.again(run)
     assert rerun.verdict == DIVERGED
     assert rerun.headline.startswith("diverged in iteration 2 (environment steps 65 to ")
     assert rerun.comparison.differences == []

@@ -10,7 +10,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -27,10 +26,7 @@ from runlab.run.record import RunRecord
 
 WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", "logger=none"]
 WORDS += ["algo.normalize_obs=false"]  # or the first iteration would have two rollouts
-QUIET = ["eval_every=0", "video_every=0", "device=cpu"]
-ON_POLICY, TRACE = f"{NAME}/learning/on_policy.py", "runlab/run/trace.py"
-SCALED = "keep = self.config.gamma * (1.0 - torch.maximum(rollout.terminated, rollout.truncated))"
-PPO, LOGGED = f"{NAME}/algos/ppo.py", "        if config.target_kl is not None:\n            further"
+WORDS += ["eval_every=0", "video_every=0", "device=cpu"]
 # An action with another last bit, at the place where it is handed out.
 SEEN = "        if not (self._begun and (whole or self.stepwise or event == RESET)):\n"
 FLIP = """\
@@ -39,59 +35,28 @@ FLIP = """\
         if event == "policy_step" and (self.decisions, self._iteration) == (4, 2):
             values.action.numpy().view("uint32").flat[0] ^= 1
 """
-
-
-class Runs(NamedTuple):
-    """A repository whose present code is that of `plain`, and runs that were made there when asked for."""
-
-    project: Path
-    folder: Path
-
-    def make(self, name: str, *words: str) -> Path:
-        run_dir = self.folder / name
-        if not run_dir.exists():
-            words = (*WORDS, *QUIET, *words, f"run_dir={run_dir}")
-            run_train(self.project, self.folder, *words, status=0)
-        return run_dir
-
-    @property
-    def plain(self) -> Path:
-        return self.make("plain")
-
-    @property
-    def flipped(self) -> Path:
-        """A run made with changed files, which are put back. It also logs a metric of its own."""
-        changes = {
-            TRACE: (SEEN, FLIP + SEEN),
-            PPO: (LOGGED, f"        further['extra/one'] = explained\n{LOGGED}"),
-        }
-        before = {name: (self.project / name).read_text() for name in changes}
-        for name, (old, new) in changes.items():
-            assert before[name].count(old) == 1
-            (self.project / name).write_text(before[name].replace(old, new))
-        try:
-            return self.make("flipped")
-        finally:
-            for name, text in before.items():
-                (self.project / name).write_text(text)
-
-    def zoom(self, a: Path, b: Path) -> Zoom:
-        return zoom_in(compare_runs(a, b), self.project)
-
-
-@pytest.fixture(scope="module")
-def runs(fork: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("zoom")
-    git(fork, "clone", "-q", str(fork), str(folder / "project"))
-    return Runs(folder / "project", folder)
+LOGGED = "        if config.target_kl is not None:\n            further"
+CHANGES = {
+    "runlab/run/trace.py": (SEEN, FLIP + SEEN),
+    f"{NAME}/algos/ppo.py": (LOGGED, f"        further['extra/one'] = explained\n{LOGGED}"),
+}
 
 
 @pytest.mark.long
-def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: Path) -> None:
-    a, b = runs.plain, runs.flipped
+def test_a_flipped_bit_is_found_with_the_code_of_each_run(fork: Path, tmp_path: Path) -> None:
+    """The present code is that of `a`. The run `b` also logs a metric of its own."""
+    project, a, b = (tmp_path / name for name in ("project", "a", "b"))
+    git(fork, "clone", "-q", str(fork), str(project))
+    run_train(project, tmp_path, *WORDS, f"run_dir={a}", status=0)
+    for name, (old, new) in CHANGES.items():
+        text = (project / name).read_text()
+        assert text.count(old) == 1
+        (project / name).write_text(text.replace(old, new))
+    run_train(project, tmp_path, *WORDS, f"run_dir={b}", status=0)
+    git(project, "checkout", "-q", ".")
     (tmp_path / "tmp").mkdir()
     words = [f"a={a}", f"b={b}", "zoom=true", "--json"]
-    command = [*program(runs.project, "compare"), *words]
+    command = [*program(project, "compare"), *words]
     done = run(tmp_path, *command, status=1, TMPDIR=str(tmp_path / "tmp"))
     document = json.loads(done.stdout)
     zoomed = document["zoom"]
@@ -108,28 +73,9 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(runs: Runs, tmp_path: 
     assert bits[0] ^ bits[1] == 1
     # The progress is told, and nothing is left.
     assert f"zoom: b again with commit {commits[1][:12]} from step 64, for its steps" in done.stderr
-    assert git(runs.project, "worktree", "list").count("\n") == 1
+    assert git(project, "worktree", "list").count("\n") == 1
     assert {path.name.partition("_")[0] for path in (tmp_path / "tmp").iterdir()} <= {"torchinductor"}
-    assert git(runs.project, "status", "--porcelain") == ""
-
-
-@pytest.mark.long
-def test_other_values_of_the_configuration_are_found_where_they_are_used(runs: Runs) -> None:
-    zoomed = runs.zoom(runs.plain, runs.make("gamma", "algo.gamma=0.75"))
-    finding = zoomed.finding
-    assert finding is not None
-    assert finding.a is not None
-    assert finding.b is not None
-    assert finding.kind == "arguments"
-    assert finding.b.arguments == finding.a.arguments.replace("0.95", "0.75")
-    number = (runs.project / ON_POLICY).read_text().splitlines().index(f"        {SCALED}") + 1
-    for side in (finding.a, finding.b):
-        assert side.source[0].startswith(f"{ON_POLICY}:{number} in scaled_reward: {SCALED}")
-    # The operation runs before the event begins in which its result is traced.
-    assert finding.logged_from == "collect"
-    lengths = runs.zoom(runs.plain, runs.make("kl", "algo.target_kl=1e-9"))
-    assert (lengths.event, lengths.items, lengths.finding) == (None, {}, None)
-    assert "so it was a condition or a setting that differed" in " ".join(report(lengths).split())
+    assert git(project, "status", "--porcelain") == ""
 
 
 def other_trace(recorded_run: RecordedRun, folder: Path) -> Path:

@@ -25,7 +25,7 @@ from runlab.analysis import aggregate, figures
 from runlab.analysis.experiments import Experiment, find_experiments, points
 from runlab.analysis.page_server import PageServer
 from runlab.analysis.runs import SHOWN, Run, cell, load_runs, single_line
-from runlab.config.command_args import argument, file, folder, make_folder, program, switch
+from runlab.config.command_args import argument, file, folder, make_folder, switch
 from runlab.config.terminal import escaped
 from runlab.config.texts import readable
 from runlab.errors import ConfigError, in_a_line
@@ -191,7 +191,7 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
 def _is_aside(run: Run) -> bool:
     """True for a run with `debug=`, and for a trial of a search."""
     debug = any(word.startswith("debug=") for word in run.record.overrides)
-    return debug or run.record.command_line[:4] == program("search")
+    return debug or run.record.command_line[3:4] == ["search"]  # python -m PACKAGE search
 
 
 def _films(experiment: Experiment, folder: Path) -> Iterator[tuple[str, str, str]]:
