@@ -183,13 +183,9 @@ def test_drawn_numbers_have_the_digits_that_matter(
 def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
     """In another folder: its run cannot be resumed, and shows what it did."""
     for every in (0, 100):
-        config = {"checkpoint_every": every}
-        run_dir = write_run(tmp_path, seed=every, config=config, status="interrupted", env="CartPole")
-        (run_dir / paths.CONFIG).write_text(
-            to_yaml(preflight(["env=CartPole"]).configs[0]).replace(
-                "checkpoint_every: ", f"checkpoint_every: {every} #"
-            )
-        )
+        run_dir = write_run(tmp_path, seed=every, status="interrupted", env="CartPole")
+        config = preflight(["env=CartPole", f"checkpoint_every={every}"]).configs[0]
+        (run_dir / paths.CONFIG).write_text(to_yaml(config))
         one = object.__new__(trials.Search)
         one._args = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args)
         one._workers = 1
