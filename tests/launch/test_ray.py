@@ -49,18 +49,20 @@ def loopback() -> Iterator[None]:
 
 
 class Ray:
-    """A head with one core, and further nodes with one each. The first start takes seconds."""
+    """A head and another node, with a core each."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short, for its sockets
+        self._nodes = list[subprocess.Popen[bytes]]()
+
+    def start(self) -> None:
+        """The first start takes seconds."""
         common = ["--port", f"{PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}"]
-        self._nodes = [self._start("--head", *common)]
+        self._start_node("--head", *common)
+        self._start_node(f"--address=127.0.0.1:{PORT}")
 
-    def add_node(self) -> None:
-        self._nodes.append(self._start(f"--address=127.0.0.1:{PORT}"))
-
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
-        number = len(list(self._folder.glob("*.log")))
+    def _start_node(self, *words: str) -> None:
+        number = len(self._nodes)
         log = self._folder / f"{number}.log"
         line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
         with log.open("wb") as out:
@@ -71,9 +73,9 @@ class Ray:
                 stderr=out,
                 start_new_session=True,
             )
+        self._nodes.append(node)
         until(lambda: "Ray runtime started" in log.read_text() or node.poll() is not None)
         assert node.poll() is None, log.read_text()
-        return node
 
     def kill_node(self, number: int) -> None:
         """What happens to a node that loses its power, but for its runs: all processes of Ray there end."""
@@ -92,7 +94,7 @@ class Ray:
 def ray() -> Iterator[Ray]:
     cluster = Ray()
     try:
-        cluster.add_node()
+        cluster.start()
         yield cluster
     finally:
         cluster.stop()
