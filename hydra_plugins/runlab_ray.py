@@ -7,13 +7,10 @@ A task starts the process of its run and waits for it, as the jobs of every laun
 repeats a task whose worker or node is lost, and the job then resumes its run.
 """
 
-import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from threading import Event, Thread
@@ -21,15 +18,12 @@ from time import monotonic
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
-from runlab.errors import ConfigError
-from runlab.launch.process import COMMAND_VARIABLE, LAUNCHER_VARIABLES, STOP_VARIABLE
-from runlab.run.record import RUNNING, SweepJob
+from runlab.launch.process import LAUNCHER_VARIABLES, STOP_VARIABLE
+from runlab.run.record import RUNNING, SweepRecord
 
 _LOOK_EVERY_S = 1.0  # for a request to end
 _CONNECT_S = 60.0  # to a cluster
@@ -40,10 +34,10 @@ class RayLauncherConf:
     """The keys of the launcher; conf/hydra/launcher/ray.yaml has their values."""
 
     _target_: str = f"{__name__}.RayLauncher"
-    address: str = field()
-    num_cpus: float | None = field()
-    num_gpus: float = field()
-    max_retries: int = field()
+    address: str
+    num_cpus: float | None
+    num_gpus: float
+    max_retries: int
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="_ray", node=RayLauncherConf, provider="runlab")
@@ -56,21 +50,24 @@ class RayLauncher(Launcher):
         self._address, self._options = address, options
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._context, self._function, self._config = hydra_context, task_function, config
+        self._context, self._config = hydra_context, config
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs to their ends; jobs that no node has begun are left out if the sweep has to end."""
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
+        """Run the jobs to their ends; jobs that no node has begun are left out if the sweep has to end.
+
+        There are no results for Hydra: the jobs have their own files.
+        """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
-        from ray import cloudpickle
 
         # Pickled by value: a worker imports nothing before it has the import path of this process.
-        def task(folder: Path, path: list[str], job: bytes) -> Any:
+        def task(folder: Path, path: list[str], *job: Any) -> None:
             os.chdir(folder)
             sys.path[:] = path
-            return cloudpickle.loads(job)()
+            from runlab.launch.sweep_job import ray_job
 
-        setup_globals()
+            ray_job(*job)
+
         own: dict[str, Any] = {"include_dashboard": False} if self._address == "local" else {}
         stop, connected = Path(os.environ[STOP_VARIABLE]), Event()
         watched = connected, stop, self._address, inf if own else _CONNECT_S
@@ -80,23 +77,19 @@ class RayLauncher(Launcher):
         variables, numbers = {name: os.environ[name] for name in LAUNCHER_VARIABLES}, dict[Any, int]()
         for number, overrides in enumerate(job_overrides, initial_job_idx):
             config = self._context.config_loader.load_sweep_config(self._config, [*overrides])
-            with open_dict(config):
-                config.hydra.job.id = config.hydra.job.num = number
             options = {**self._options, "num_cpus": self._options["num_cpus"] or _cores(config)}
             for key, name in {"num_cpus": "CPU", "num_gpus": "GPU"}.items() if own else ():
                 if options[key] > (there := ray.cluster_resources().get(name, 0)):
                     raise SystemExit(
                         f"error: hydra.launcher.{key}={options[key]:g}: this machine has {there:g}"
                     )
-            run = partial(
-                run_job, self._function, config, "hydra.sweep.dir", "hydra.sweep.subdir", self._context
-            )
-            job = cloudpickle.dumps(partial(_begin, variables, Singleton.get_state(), run))
-            numbers[ray.remote(**options)(task).remote(Path.cwd(), sys.path, job)] = number
+            job = variables, [*config.hydra.overrides.hydra], [*config.hydra.overrides.task], number
+            numbers[ray.remote(**options)(task).remote(Path.cwd(), sys.path, *job)] = number
         waiting = [*numbers]
         while waiting and (not stop.exists() or _any_runs(stop.parent, [numbers[each] for each in waiting])):
             waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_EVERY_S)[1]
-        return [*ray.get([each for each in numbers if each not in waiting])]
+        ray.get([each for each in numbers if each not in waiting])
+        return []
 
 
 def _end_unconnected(connected: Event, stop: Path, address: str, patience_s: float) -> None:
@@ -109,26 +102,12 @@ def _end_unconnected(connected: Event, stop: Path, address: str, patience_s: flo
             os._exit(1)
 
 
-def _begin(variables: Mapping[str, str], state: Any, run: partial[JobReturn]) -> JobReturn:
-    """Do a job in a worker of Ray, which says what devices it may use."""
-    devices = {name: text for name, text in os.environ.items() if name.endswith("_VISIBLE_DEVICES")}
-    command = json.loads(variables[COMMAND_VARIABLE]) | devices
-    os.environ |= {**variables, COMMAND_VARIABLE: json.dumps(command)}
-    setup_globals()
-    Singleton.set_state(state)
-    return run()
-
-
 def _cores(config: DictConfig) -> int:
     """The cores that the run of a job uses; values `auto` count as the least."""
     values = config.num_threads, config.env.num_workers
     return max(1, sum(value for value in values if isinstance(value, int)))
 
 
-def _any_runs(folder: Path, numbers: Iterable[int]) -> bool:
+def _any_runs(folder: Path, numbers: Collection[int]) -> bool:
     """True if a job of the sweep in the folder has begun and not ended."""
-    for number in numbers:
-        with suppress(ConfigError):
-            if SweepJob.read(folder / f"job_{number}.json").status == RUNNING:
-                return True
-    return False
+    return any(job.status == RUNNING and job.job in numbers for job in SweepRecord.read(folder).jobs)

@@ -30,6 +30,11 @@ def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator
             signal.signal(number, earlier)
 
 
+def reported(number: int | None) -> signal.Signals:
+    """SIGINT for Ctrl-C, and SIGTERM for any other signal: exit statuses tell only these two apart."""
+    return signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+
+
 class SignalHandler:
     """A handler for this process alone, which does nothing; a process that is forked from it is ended.
 
@@ -93,7 +98,7 @@ class Stop(SignalHandler):
 
     def exit_status(self) -> int:
         """The exit status of a run that was asked to end."""
-        return 128 + (signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM)
+        return 128 + reported(self.signal)
 
     def answer(self, number: int, when: str = "once it is compiled") -> None:
         if not self._answered:

@@ -41,6 +41,7 @@ from runlab.run import paths
 from runlab.run.checkpoint import load_checkpoint
 from runlab.run.job import Job
 from runlab.run.manifest import list_checkpoints
+from runlab.run.record import SweepRecord
 from runlab.run.trace import digest, entries
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -354,6 +355,13 @@ def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
 def record(run_dir: Path) -> dict[str, Any]:
     """The record of a run."""
     return json.loads((run_dir / paths.RECORD).read_text())  # type: ignore[no-any-return]
+
+
+def runs_of(cwd: Path) -> list[Path]:
+    """The folders of the runs of the only sweep so far, by number."""
+    folders = [path.parent for path in cwd.glob(f"runs/sweeps/*/{paths.SWEEP_INDEX}")]
+    run_dirs = [job.run(folder) for folder in folders for job in SweepRecord.read(folder).jobs]
+    return [run_dir for run_dir in run_dirs if run_dir is not None]
 
 
 def newest_state(run_dir: Path) -> dict[str, Any]:

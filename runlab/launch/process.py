@@ -11,7 +11,6 @@ from runlab.determinism.levels import prepared
 from runlab.run.job import JOB_VARIABLE, Job
 from runlab.run.paths import PROJECT
 
-WORKER = "runlab.launch.worker"
 # Variables of a sweep's launcher, which its runs do not get: the file for signals, the variables of the
 # command, and the folder in which Hydra keeps its own files (conf/config.yaml).
 LAUNCHER_VARIABLES = ("RUNLAB_STOP", "RUNLAB_COMMAND", "RUNLAB_SWEEP")
@@ -24,7 +23,7 @@ def worker_command() -> list[str]:
     `-P` keeps the current folder out of the import path. In the folder of another checkout, a run would
     otherwise import the code of that checkout.
     """
-    return [sys.executable, "-P", "-m", WORKER]
+    return [sys.executable, "-P", "-m", "runlab.launch.worker"]
 
 
 def worker_environment(job: Job, base: Mapping[str, str]) -> dict[str, str]:

@@ -16,12 +16,7 @@ import optuna
 from omegaconf import OmegaConf
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
-from optuna.storages import (
-    BaseStorage,
-    JournalStorage,
-    RDBStorage,
-    RetryHeartbeatStaleTrialCallback,
-)
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState

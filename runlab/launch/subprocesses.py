@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runlab.signals import stop_signals
+from runlab.signals import reported, stop_signals
 
 PARENT_VARIABLE = "RUNLAB_PARENT"  # of a run: the process that waits for it, and the signal at its end
 _PATIENCE_S = 120.0  # for a child that has done enough, to end its iteration
@@ -24,7 +24,7 @@ _ERROR = "error:"  # begins the message of a child that gives up
 
 
 class Interrupted(Exception):
-    """The signal `number` asked this process to end; its child is gone."""
+    """A signal asked this process to end; its child is gone. `number` is SIGINT or SIGTERM."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -40,7 +40,7 @@ class Children:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Collect signals that ask a process to end while the block runs."""
-        with stop_signals(lambda number, _: self._received.append(number)):
+        with stop_signals(lambda number, _: self._received.append(reported(number))):
             yield
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ from runlab.config.cli.preflight import Plan
 from runlab.errors import ConfigError, RunError
 from runlab.launch import process
 from runlab.launch.subprocesses import last_words
-from runlab.launch.sweep_job import claim_folder, close_job, digest, run_hydra, write
+from runlab.launch.sweep_job import close_job, digest, make_folder, run_hydra, run_record, write
 from runlab.launch.sweep_table import SweepTable, show_end
 from runlab.machine import package_versions
 from runlab.run import paths
@@ -30,9 +30,8 @@ from runlab.run.continuation import check_changes
 from runlab.run.files import lock, say, to_stderr
 from runlab.run.git.snapshot import take_snapshot, withdraw_run
 from runlab.run.paths import PROJECT
-from runlab.run.record import FINISHED, RunRecord, SweepRecord, utc_now
-from runlab.run.used_code import UsedCode
-from runlab.signals import stop_signals
+from runlab.run.record import FINISHED, SweepRecord, utc_now
+from runlab.signals import reported, stop_signals
 
 
 def run_sweep(plan: Plan, command: Sequence[str]) -> int:
@@ -43,16 +42,15 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     root = Path(plan.configs[0].runs_dir).expanduser().absolute() / paths.SWEEPS
     label = f"sweep-{digest(sorted(plan.words))}"  # the same for these arguments in any order
     folder = find_sweep(root, label) if plan.resume else root / paths.new_id(label)
-    claim_folder(folder)
+    make_folder(folder)
+    lock(folder)
     if plan.resume:
         record = SweepRecord.read(folder)
         if record.status == "finished":
             say("every job has finished already; nothing is started")
             show_end(record, folder)
             return 0
-        before = record.snapshot
     else:
-        before = None
         record = SweepRecord(
             id=folder.name,
             words=plan.words,
@@ -63,6 +61,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
             versions=package_versions(),
             snapshot=take_snapshot(PROJECT, keep_ref=folder.name),  # the last job may start days later
         )
+    before = record.snapshot if plan.resume else None
     try:
         if plan.resume:
             _resume(record, folder, plan)
@@ -78,7 +77,7 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     position = {word: i for i, word in enumerate(record.words)}
     argv = sorted(plan.argv, key=lambda word: position.get(word, len(position)))
     received: list[int] = []
-    with stop_signals(lambda number, _: received.append(number)):
+    with stop_signals(lambda number, _: received.append(reported(number))):
         stop = _stop_file(folder, record)
         launcher = _fork_launcher(stop)
         log = folder / "launcher.log"
@@ -107,7 +106,8 @@ def find_sweep(root: Path, label: str) -> Path:
 def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     """Check that a sweep may be resumed, and prepare its record for a new start."""
     snapshot, name = take_snapshot(PROJECT), f"sweep {record.id}"
-    used = [_used_code(job.run(folder)) for job in record.jobs if job.run_dir is not None]
+    runs = [run_record(job, folder) for job in record.jobs if job.run_dir is not None]
+    used = [None if run is None else run.used for run in runs]
     record.changed = check_changes(name, record.snapshot, record.versions, snapshot, plan.accept, used)
     if snapshot.tree != record.snapshot.tree:
         record.snapshot = take_snapshot(PROJECT, keep_ref=f"{record.id}-{secrets.token_hex(3)}")
@@ -119,22 +119,15 @@ def _resume(record: SweepRecord, folder: Path, plan: Plan) -> None:
     say(f"sweep {record.id} goes on: {finished} of {plan.num_jobs} jobs had finished")
 
 
-def _used_code(run_dir: Path | None) -> UsedCode | None:
-    """The code that the run in a folder used; None if that is not known."""
-    with contextlib.suppress(ConfigError):
-        return None if run_dir is None else RunRecord.read(run_dir).used
-    return None
-
-
 def _stop_file(folder: Path, record: SweepRecord) -> Path:
     """The file with signals for jobs of the last start, one per line. If it exists, they start no run."""
     return folder / f"stop-{len(record.commands)}"
 
 
 def _send(stop: Path, number: int) -> None:
-    """Ask the jobs to pass on a signal: SIGINT, or SIGTERM for any other. Runs report only these two."""
+    """Ask the jobs to pass on a signal."""
     with stop.open("a") as file:
-        file.write(f"{signal.SIGINT if number == signal.SIGINT else signal.SIGTERM:d}\n")
+        file.write(f"{number:d}\n")
 
 
 def _fork_launcher(stop: Path) -> int:
@@ -206,8 +199,7 @@ def _finish(folder: Path, launched: bool, received: Sequence[int]) -> int:
     statuses = {job.status for job in record.jobs}
     record.status, record.end_time, exit_status = "failed", utc_now(), 1
     if received:
-        record.status = "interrupted"
-        exit_status = 128 + (signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
+        record.status, exit_status = "interrupted", 128 + received[0]
     elif statuses == {"finished"} and launched and len(record.jobs) >= record.num_jobs:
         record.status, exit_status = "finished", 0
     elif statuses == {"refused"}:

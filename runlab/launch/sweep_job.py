@@ -22,33 +22,29 @@ from typing import Any
 
 import hydra
 import xxhash
+from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from runlab.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
 from runlab.config.cli.composition import compose_job
+from runlab.config.cli.files import check_files
 from runlab.config.cli.overrides import SEARCHPATH
 from runlab.config.loading import CONF, to_dict
-from runlab.config.schema import AUTO
+from runlab.config.schema import AUTO, register_schemas
 from runlab.errors import ConfigError, in_a_line
 from runlab.launch import process
 from runlab.launch.subprocesses import PARENT_VARIABLE
 from runlab.run import paths
 from runlab.run.continuation import only_begins_anew
-from runlab.run.files import lock, make_durable_folder, to_stderr
+from runlab.run.files import make_durable_folder, to_stderr
 from runlab.run.job import Job, new_job, resume_job, run_folder
 from runlab.run.read import leaves
 from runlab.run.record import FINISHED, RunRecord, SweepJob, SweepMembership, SweepRecord
 from runlab.run.trust import check_folder
 
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-
-
-def claim_folder(folder: Path) -> None:
-    """Make the folder of a sweep, and lock it. Raises ConfigError, also for links in it."""
-    make_folder(folder)
-    lock(folder)
 
 
 def make_folder(folder: Path) -> None:
@@ -69,15 +65,25 @@ def run_hydra(argv: Sequence[str]) -> None:
 def hydra_job(_: DictConfig) -> None:
     """Run one job of a sweep, in a process of Hydra's launcher."""
     settings = HydraConfig.get()
-    overrides = list(settings.overrides.task)
-    more = [text for text in settings.overrides.hydra if text.startswith(SEARCHPATH)]
-    run_job([*more, *overrides], overrides, int(settings.job.num))
+    run_job(settings.overrides.hydra, [*settings.overrides.task], int(settings.job.num))
 
 
-def run_job(words: Sequence[str], overrides: list[str], number: int) -> None:
-    """Run the job with the overrides `words` to its end. Errors are recorded and never raised.
+def ray_job(variables: Mapping[str, str], hydra: Sequence[str], overrides: list[str], number: int) -> None:
+    """Run one job of a sweep in a worker of Ray, which says what devices it may use."""
+    devices = {name: text for name, text in os.environ.items() if name.endswith("_VISIBLE_DEVICES")}
+    command = json.loads(variables[process.COMMAND_VARIABLE]) | devices
+    os.environ |= {**variables, process.COMMAND_VARIABLE: json.dumps(command)}
+    register_schemas()
+    check_files()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        run_job(hydra, overrides, number)
 
-    The run writes to `job_<number>.log` in the folder of the sweep.
+
+def run_job(hydra: Sequence[str], overrides: list[str], number: int) -> None:
+    """Run a job to its end. Errors are recorded and never raised.
+
+    `hydra` are the overrides of Hydra's own settings. The run writes to `job_<number>.log` in the folder of
+    the sweep.
     """
     stop = Path(os.environ[process.STOP_VARIABLE])
     if stop.exists():
@@ -85,7 +91,7 @@ def run_job(words: Sequence[str], overrides: list[str], number: int) -> None:
     folder, entry = stop.parent, SweepJob(job=number, overrides=overrides)
     exit_status = 128 + signal.SIGTERM  # if the scheduler ends the process of the job
     try:
-        job = _find_run(entry, folder, words)
+        job = _find_run(entry, folder, [text for text in hydra if text.startswith(SEARCHPATH)])
         if job is not None:
             entry.status = "running"
             write(entry, folder)
@@ -101,10 +107,10 @@ def run_job(words: Sequence[str], overrides: list[str], number: int) -> None:
         sys.exit(exit_status)  # without a result: submitit waits until Slurm has called the job again
 
 
-def _find_run(entry: SweepJob, folder: Path, words: Sequence[str]) -> Job | None:
+def _find_run(entry: SweepJob, folder: Path, more: Sequence[str]) -> Job | None:
     """The new or resumed run of the job `entry`; None if it has finished. Fills in the run of `entry`."""
     record = SweepRecord.read(folder)
-    config, auto = compose_job(words, record.jobs_beside)
+    config, auto = compose_job([*more, *entry.overrides], record.jobs_beside)
     values = {key: value for key, value in leaves(to_dict(config)) if key_affects_results(key)}
     # On another machine `auto` may become another value, and the job has to stay the same.
     values |= {key: AUTO for key in auto if key_affects_results(key)}
@@ -155,10 +161,7 @@ def _run(job: Job, log: Path, stop: Path) -> int:
 
 def close_job(job: SweepJob, folder: Path, exit_status: int) -> None:
     """Write how a job ended. It is `finished` only if the record of its run says so."""
-    run_dir, record = job.run(folder), None
-    with contextlib.suppress(ConfigError):
-        record = None if run_dir is None else RunRecord.read(run_dir)
-    job.exit_status = exit_status
+    record, job.exit_status = run_record(job, folder), exit_status
     if record is not None and record.status == FINISHED:
         job.status, job.final_return = FINISHED, record.final_metrics.get("eval/return")
     elif exit_status in _INTERRUPTED:
@@ -166,6 +169,14 @@ def close_job(job: SweepJob, folder: Path, exit_status: int) -> None:
     else:
         job.status = "refused" if exit_status == 2 else "failed"
     write(job, folder)
+
+
+def run_record(job: SweepJob, folder: Path) -> RunRecord | None:
+    """The record of a job's run; None if there is none that can be read."""
+    run_dir = job.run(folder)
+    with contextlib.suppress(ConfigError):
+        return None if run_dir is None else RunRecord.read(run_dir)
+    return None
 
 
 def write(part: SweepRecord | SweepJob, folder: Path) -> None:

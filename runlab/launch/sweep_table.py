@@ -57,10 +57,7 @@ class SweepTable:
         self._asked_at = float("-inf")
         self._began = self._updated_at = self._summed_at = time.monotonic()
         # Jobs of earlier starts, with the part that was done. A job may start again with a new run.
-        self._before = {
-            job.job: (job.run_dir, 1.0 if job.status == FINISHED else self._part_of_run(job))
-            for job in self._changed_jobs()
-        }
+        self._before = {job.job: (job.run_dir, self._part(job)) for job in self._changed_jobs()}
         self._jobs = {number: job for number, job in self._jobs.items() if job.status == FINISHED}
         beside = f"{record.jobs_beside} at once, " * (record.jobs_beside > 1)
         say(f"{beside}output in {folder}/job_<number>.log")
@@ -122,14 +119,12 @@ class SweepTable:
         return jobs
 
     def _part(self, job: SweepJob) -> float:
-        """The part of a job that is done, from 0 to 1."""
-        return self._part_of_run(job) if job.status in (RUNNING, *_WAITING) else 1.0
-
-    def _part_of_run(self, job: SweepJob) -> float:
-        """The part of its steps that the run of a job has made."""
-        run_dir = job.run(self._folder)
+        """The part of its steps that the run of a job has made, from 0 to 1."""
+        if job.status == FINISHED:
+            return 1.0
         with contextlib.suppress(ConfigError):  # no configuration yet, or the disk is away
-            return float(min(1.0, _last_row(run_dir).get("env_steps", 0) / _total_steps(run_dir)))
+            if (run_dir := job.run(self._folder)) is not None:
+                return float(min(1.0, _last_row(run_dir).get("env_steps", 0) / _total_steps(run_dir)))
         return 0.0
 
     def _summary(self) -> str:
@@ -141,7 +136,8 @@ class SweepTable:
             for number, (run_dir, part) in self._before.items()
             if number not in jobs or jobs[number].run_dir == run_dir
         }
-        done = sum((before | {number: self._part(job) for number, job in jobs.items()}).values())
+        now = {n: self._part(job) if job.status in (RUNNING, *_WAITING) else 1.0 for n, job in jobs.items()}
+        done = sum((before | now).values())
         done_now = done - sum(before.values())  # since this start
         if done_now > _ENOUGH * total:
             left = (total - done) * (time.monotonic() - self._began) / done_now
@@ -155,8 +151,7 @@ class SweepTable:
         return [*map(self._row, jobs), *([[few(waiting), "waiting"]] if waiting else [])]
 
     def _row(self, job: SweepJob) -> list[str]:
-        part = 1.0 if job.status == FINISHED else self._part_of_run(job)
-        row, value = _last_row(job.run(self._folder)), job.final_return
+        part, row, value = self._part(job), _last_row(job.run(self._folder)), job.final_return
         if value is None:
             value = row.get("eval/return", row.get("episode/return"))
         cells = [f"{100 * part:.0f}%", f"return {'-' if value is None else show_number(value)}"]
@@ -205,10 +200,8 @@ def _last_row(run_dir: Path | None) -> dict[str, Any]:
 
 
 @functools.cache
-def _total_steps(run_dir: Path | None) -> int:
+def _total_steps(run_dir: Path) -> int:
     """The number of steps that a run will make. Raises ConfigError if it has no configuration yet."""
-    if run_dir is None:
-        raise ConfigError("no run yet")
     return int(raw_config(run_dir)["total_env_steps"])
 
 

@@ -18,12 +18,9 @@ from typing import Any
 
 import optuna
 from optuna import Trial, TrialPruned
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import (
-    RDBStorage,
-    RetryHeartbeatStaleTrialCallback,
-    fail_stale_trials,
-)
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from runlab.analysis.published import show
@@ -53,7 +50,7 @@ class Search:
     def __init__(
         self, args: Args, space: dict[str, dict[str, Any]], folder: Path, seeds: Sequence[int], workers: int
     ) -> None:
-        self._args, self._space, self._folder, self._seeds = args, space, folder, seeds
+        self._args, self._folder, self._seeds = args, folder, seeds
         self._workers, self._at_once = workers, max(1, workers // len(seeds))  # runs and trials
         self._ranges = {key: distribution(rule) for key, rule in space.items()}
         self._study, self._database = open_study(args, folder, self._ranges)
@@ -77,8 +74,7 @@ class Search:
         return self._conclude()
 
     def _trials(self, *states: str) -> list[FrozenTrial]:
-        """The trials with these states, or all."""
-        return self._study.get_trials(deepcopy=False, states=[TrialState[name] for name in states] or None)
+        return self._study.get_trials(deepcopy=False, states=[TrialState[name] for name in states])
 
     def _ended(self) -> list[FrozenTrial]:
         return self._trials("COMPLETE", "PRUNED")
@@ -227,7 +223,7 @@ class Search:
 
     def _params(self, trial: Trial | FrozenTrial) -> dict[str, Any]:
         """The drawn values as the run of the trial has them."""
-        return {key: _rounded(value, self._space.get(key, {})) for key, value in trial.params.items()}
+        return {key: _rounded(value, self._ranges[key]) for key, value in trial.params.items()}
 
     def _best(self) -> list[FrozenTrial]:
         """All trials with the best value."""
@@ -323,11 +319,10 @@ def _command() -> list[str]:
     return ["storage=..." if word.startswith("storage=") else word for word in program()]
 
 
-def _rounded(value: Any, rule: Mapping[str, Any]) -> Any:
+def _rounded(value: Any, drawn_from: BaseDistribution) -> Any:
     """A drawn number with as many digits as matter: four, or a thousandth of the width of its range."""
-    if not isinstance(value, float) or "low" not in rule:
+    if not isinstance(drawn_from, FloatDistribution):
         return value
-    low, high = float(rule["low"]), float(rule["high"])
-    digits = 3 - math.floor(math.log10(high - low))
-    rounded = float(f"{value:.4g}") if rule.get("log", False) else round(value, digits)
-    return min(max(rounded, low), high)
+    digits = 3 - math.floor(math.log10(drawn_from.high - drawn_from.low))
+    rounded = float(f"{value:.4g}") if drawn_from.log else round(value, digits)
+    return min(max(rounded, drawn_from.low), drawn_from.high)

@@ -191,20 +191,6 @@ def test_interrupted_again_and_again(start: Start, made: Made, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_a_run_hears_ctrl_c_also_if_the_process_that_starts_it_blocks_it(
-    start: Start, tmp_path: Path
-) -> None:
-    """Ray's workers do. Processes inherit it, and the run would go on to its end."""
-    run_dir = tmp_path / "run"
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    begun = start("train", *WORK["ppo"], f"run_dir={run_dir}")
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    begun.until(saved(run_dir, 600))
-    begun.process.send_signal(signal.SIGINT)
-    begun.end(130)
-
-
-@pytest.mark.long
 def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     slow = ["algo=sac", "env=Pendulum", "algo.learning_starts=1990", "algo.steps_per_iteration=2000"]

@@ -19,10 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import Start, alive, differences, environment, record, small, until
+from conftest import Start, alive, differences, environment, record, runs_of, small, until
 
 from runlab.run import paths
-from runlab.run.record import SweepRecord
 
 PORT = 6399
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
@@ -50,18 +49,20 @@ def loopback() -> Iterator[None]:
 
 
 class Ray:
-    """A head with one core, and further nodes with one each. The first start takes seconds."""
+    """A head and another node, with a core each."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short, for its sockets
+        self._nodes = list[subprocess.Popen[bytes]]()
+
+    def start(self) -> None:
+        """The first start takes seconds."""
         common = ["--port", f"{PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}"]
-        self._nodes = [self._start("--head", *common)]
+        self._start_node("--head", *common)
+        self._start_node(f"--address=127.0.0.1:{PORT}")
 
-    def add_node(self) -> None:
-        self._nodes.append(self._start(f"--address=127.0.0.1:{PORT}"))
-
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
-        number = len(list(self._folder.glob("*.log")))
+    def _start_node(self, *words: str) -> None:
+        number = len(self._nodes)
         log = self._folder / f"{number}.log"
         line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
         with log.open("wb") as out:
@@ -72,9 +73,9 @@ class Ray:
                 stderr=out,
                 start_new_session=True,
             )
+        self._nodes.append(node)
         until(lambda: "Ray runtime started" in log.read_text() or node.poll() is not None)
         assert node.poll() is None, log.read_text()
-        return node
 
     def kill_node(self, number: int) -> None:
         """What happens to a node that loses its power, but for its runs: all processes of Ray there end."""
@@ -93,20 +94,13 @@ class Ray:
 def ray() -> Iterator[Ray]:
     cluster = Ray()
     try:
-        cluster.add_node()
+        cluster.start()
         yield cluster
     finally:
         cluster.stop()
 
 
 ON_CLUSTER = ("hydra/launcher=ray", f"hydra.launcher.address=127.0.0.1:{PORT}")
-
-
-def runs_of(tmp_path: Path) -> list[Path]:
-    """The folders of the runs of the only sweep so far, by number."""
-    folders = [path.parent for path in tmp_path.glob(f"runs/sweeps/*/{paths.SWEEP_INDEX}")]
-    run_dirs = [job.run(folder) for folder in folders for job in SweepRecord.read(folder).jobs]
-    return [run_dir for run_dir in run_dirs if run_dir is not None]
 
 
 def num_rows(run_dir: Path) -> int:
@@ -131,20 +125,14 @@ def check_like_alone(start: Start, tmp_path: Path, words: list[str], *seeds: int
 
 
 @pytest.mark.long
-def test_a_sweep_has_the_results_of_one_with_the_launcher_parallel(start: Start, tmp_path: Path) -> None:
+def test_a_sweep_has_the_results_of_runs_without_ray(start: Start, tmp_path: Path) -> None:
     """In the folder of another checkout, whose code must not be taken."""
     (tmp_path / "runlab").mkdir()
     (tmp_path / "runlab" / "__init__.py").write_text("raise SystemExit('the code of another checkout')\n")
     words = [*WORDS, "total_env_steps=1280", "checkpoint_every=640"]
     start("train", *words, "hydra/launcher=ray", "seed=1,2,3", status=0, **VARIABLES)
-    on_ray = runs_of(tmp_path)
-    start("train", *words, "hydra.launcher.n_jobs=2", "seed=1,2,3", "runs_dir=parallel", status=0)
-    parallel = sorted(
-        tmp_path.glob(f"parallel/*/*/{paths.RECORD}"), key=lambda path: record(path.parent)["id"]
-    )
-    by_seed = {record(path.parent)["sweep"]["job"]: path.parent for path in parallel}
-    assert [differences(on_ray[number], by_seed[number]) for number in range(3)] == [[], [], []]
-    assert differences(on_ray[0], on_ray[1]) != []
+    check_like_alone(start, tmp_path, words, 1, 2, 3)
+    assert differences(*runs_of(tmp_path)[:2]) != []
 
 
 @pytest.mark.long

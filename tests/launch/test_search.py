@@ -108,8 +108,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Trials:
 
 def search_in(folder: Path, *words: str) -> int:
     """Search in a folder, one trial after another unless `words` say otherwise; the exit status."""
-    workers = [] if any(word.startswith("workers=") for word in words) else ["workers=1"]
-    return main(parse([f"runs_dir={folder}", "sweep=ppo-rates", "env=CartPole", *workers, *words], Args))
+    given = {word.partition("=")[0] for word in words}
+    usual = {"runs_dir": f"{folder}", "sweep": "ppo-rates", "env": "CartPole", "workers": "1"}
+    return main(parse([*(f"{key}={usual[key]}" for key in usual if key not in given), *words], Args))
+
+
+def own_ranges(folder: Path, text: str) -> list[str]:
+    """The arguments for a search in the ranges of a file of one's own."""
+    (folder / "sweep").mkdir()
+    (folder / "sweep" / "mine.yaml").write_text(text)
+    return ["sweep=mine", f"--config-dir={folder}"]
 
 
 def search_record(folder: Path) -> dict[str, Any]:
@@ -169,19 +177,15 @@ def test_equal_trials_are_not_called_best_and_no_key_matters(
 def test_drawn_numbers_have_the_digits_that_matter(
     value: float, rule: dict[str, Any], rounded: float
 ) -> None:
-    assert trials._rounded(value, rule) == rounded
+    assert trials._rounded(value, study.distribution(rule)) == rounded
 
 
 def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
     """In another folder: its run cannot be resumed, and shows what it did."""
     for every in (0, 100):
-        config = {"checkpoint_every": every}
-        run_dir = write_run(tmp_path, seed=every, config=config, status="interrupted", env="CartPole")
-        (run_dir / paths.CONFIG).write_text(
-            to_yaml(preflight(["env=CartPole"]).configs[0]).replace(
-                "checkpoint_every: ", f"checkpoint_every: {every} #"
-            )
-        )
+        run_dir = write_run(tmp_path, seed=every, status="interrupted", env="CartPole")
+        config = preflight(["env=CartPole", f"checkpoint_every={every}"]).configs[0]
+        (run_dir / paths.CONFIG).write_text(to_yaml(config))
         one = object.__new__(trials.Search)
         one._args = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args)
         one._workers = 1
@@ -191,10 +195,8 @@ def test_a_trial_that_has_saved_nothing_begins_anew(tmp_path: Path) -> None:
 
 
 def test_lists_may_be_drawn(quick: Trials, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / "mine.yaml").write_text("algo.hidden_sizes: {choices: [[64, 64], [256, 256]]}")
-    words = ["sweep=mine", "env=CartPole", f"--config-dir={tmp_path}", f"runs_dir={tmp_path}", "trials=4"]
-    assert main(parse(words, Args)) == 0
+    ranges = own_ranges(tmp_path, "algo.hidden_sizes: {choices: [[64, 64], [256, 256]]}")
+    assert search_in(tmp_path, *ranges, "trials=4") == 0
     assert re.search(r"'algo\.hidden_sizes=\[(64, 64|256, 256)\]' seed=1,2,3,4,5", capsys.readouterr().out)
 
 
@@ -249,21 +251,16 @@ def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: Trials, tm
     ],
 )
 def test_a_wrong_range_is_refused_also_of_another_folder(text: str, answer: str, tmp_path: Path) -> None:
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
-        main(parse(["sweep=mine", "algo=ppo", f"--config-dir={tmp_path}"], Args))
+        search_in(tmp_path, *own_ranges(tmp_path, text))
     file = tmp_path / "sweep" / "mine.yaml"
     assert str(refused.value).startswith(answer.replace("{file}", str(file)).replace("}}", "}"))
 
 
 def test_numbers_in_scientific_notation_and_null_may_be_drawn(tmp_path: Path) -> None:
-    (tmp_path / "sweep").mkdir()
     text = "algo.learning_rate: {low: 1e-5, high: 1e-2, log: true}\nalgo.target_kl: {choices: [null, 0.02]}"
-    (tmp_path / "sweep" / "mine.yaml").write_text(text)
-    words = ["sweep=mine", "algo=ppo", "eval_every=0", f"--config-dir={tmp_path}"]
     with pytest.raises(ConfigError, match="a search compares the returns"):  # after all words were tried
-        main(parse(words, Args))
+        search_in(tmp_path, *own_ranges(tmp_path, text), "eval_every=0")
     assert search.read_space("mine", [tmp_path])["algo.learning_rate"]["low"] == 1e-5
 
 

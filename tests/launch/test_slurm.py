@@ -15,10 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start, alive, differences, record, small, until
-
-from runlab.run import paths
-from runlab.run.record import SweepRecord
+from conftest import Start, alive, differences, record, runs_of, small, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 CONFIG = """\
@@ -138,13 +135,6 @@ def words(*more: str) -> list[str]:
 LAUNCHER = ("hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1")
 
 
-def runs_of(tmp_path: Path) -> list[Path]:
-    """The folders of the runs of the only sweep, by number."""
-    (path,) = tmp_path.glob(f"runs/sweeps/*/{paths.SWEEP_INDEX}")
-    run_dirs = [job.run(path.parent) for job in SweepRecord.read(path.parent).jobs]
-    return [run_dir for run_dir in run_dirs if run_dir is not None]
-
-
 def rows_written(tmp_path: Path) -> int:
     return sum(path.read_text().count("\n") for path in tmp_path.glob("runs/*/*/metrics.jsonl"))
 
@@ -157,9 +147,7 @@ def test_a_sweep_has_the_results_of_runs_without_slurm(slurm: Slurm, start: Star
     assert not any(text in out for text in ("sacct", "accounting"))
     runs = runs_of(tmp_path)
     assert len(list(runs[0].parent.parent.glob("sweeps/*/submitit/*_0/*_log.out"))) == 1
-    for seed in (1, 2):
-        start("train", *overrides, f"seed={seed}", f"run_dir=alone-{seed}", status=0)
-        assert differences(runs[seed - 1], tmp_path / f"alone-{seed}") == []
+    check_like_alone(start, tmp_path, overrides, set())
     assert differences(runs[0], runs[1]) != []
 
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Start, alive, copy_project, environment, git, plain, program, run, until
+from conftest import Start, alive, copy_project, environment, git, plain, program, until
 from hydra import initialize_config_dir
 
 from runlab.config.cli.preflight import Plan, preflight
@@ -84,7 +85,7 @@ def heard_in(cwd: Path) -> list[list[int]]:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Block the signals that end a run, as some launchers do: what is started in the block inherits that."""
+    """Block the signals that end a run, as Ray's workers do: what is started in the block inherits that."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -301,9 +302,9 @@ def test_changed_code_stops_a_sweep_unless_it_is_accepted(fork: Path, start: Sta
 
 
 def test_a_reader_that_has_read_enough_ends_no_job(fork: Path, tmp_path: Path) -> None:
-    """As in `make train seed=1,2 | head -0`."""
-    for words in ([], ["sweep=resume"]):
-        reader, writer = os.pipe()
+    """As in `make train seed=1,2 | head -0`; on a closed terminal, writing fails with another error."""
+    for console, words in ((os.pipe, []), (pty.openpty, ["sweep=resume"])):
+        reader, writer = console()
         os.close(reader)
         command = [*program(fork, "train"), "seed=1,2", *plain([]), "hydra/launcher=joblib", *words]
         done = subprocess.run(command, cwd=tmp_path, env=environment(), stdout=writer, stderr=subprocess.PIPE)
@@ -327,7 +328,7 @@ def test_a_job_goes_on_when_a_scheduler_calls_it_again_and_starts_anew_if_its_co
     def run_job(number: int, *words: str) -> float | None:
         register_schemas()
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            sweep_job.run_job(words, [*words], number)
+            sweep_job.run_job([], [*words], number)
         return {job.job: job.final_return for job in SweepRecord.read(tmp_path).jobs}.get(number)
 
     def leave() -> None:
@@ -425,20 +426,3 @@ def received_sweep(runs_dir: Path, name: str | None = None) -> tuple[Plan, Path]
     )
     record.write(folder)
     return plan, folder
-
-
-def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
-    texts = {'{"jobs_of_old": []}': "of another version", "[]": "of another version", "{": "is damaged"}
-    for text, problem in texts.items():
-        (tmp_path / "sweep.json").write_text(text)
-        with pytest.raises(ConfigError, match=problem):
-            SweepRecord.read(tmp_path)
-
-
-def test_a_closed_terminal_does_not_end_a_sweep(tmp_path: Path) -> None:
-    """Writing to it fails with another error than writing to a closed pipe."""
-    code = (
-        "import os, pty; from runlab.run.files import say; mine, its = pty.openpty(); "
-        "os.dup2(its, 1); os.close(its); os.close(mine); say('one'); say('two')"
-    )
-    run(tmp_path, sys.executable, "-c", code, status=0, PYTHONPATH=str(ROOT))

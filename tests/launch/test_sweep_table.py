@@ -12,7 +12,7 @@ from typing import Any
 
 import pyte
 import pytest
-from conftest import write_run
+from conftest import NAME, write_run
 
 from runlab.config import project
 from runlab.launch import sweep_table
@@ -230,34 +230,28 @@ def test_jobs_that_wait_in_the_queue_of_slurm_are_shown(
     ],
 )
 def test_the_end_of_a_sweep_recommends_what_works(
-    statuses: list[str], begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    statuses: list[str],
+    begins: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     jobs = [SweepJob(job=number, overrides=[], status=status) for number, status in enumerate(statuses)]
     record = SweepRecord(id="s", words=[], num_jobs=2, status="failed", jobs=jobs, **FACTS)
-    for words, command in (
-        (["env=Hopper", "seed=1,2"], "make train env=Hopper seed=1,2 sweep=resume"),
-        (["sweep=five-seeds", "seed=range(1,3)"], "make train 'seed=range(1,3)' sweep=five-seeds,resume"),
+    for installed, words, command in (
+        (False, ["env=Hopper", "seed=1,2"], "make train env=Hopper seed=1,2 sweep=resume"),
+        (False, ["sweep=five", "seed=range(1,3)"], "make train 'seed=range(1,3)' sweep=five,resume"),
         (
+            False,
             ["--config-dir=a b", "seed=1,2"],
             "make train seed=1,2 sweep=resume 'ARGS='\"'\"'--config-dir=a b'\"'\"''",
         ),
+        (True, ["--config-dir=a", "seed=1,2"], f"{NAME} train seed=1,2 sweep=resume --config-dir=a"),
     ):
+        monkeypatch.setattr(project, "INSTALLED", installed)
         record.commands = [["python", "-m", "runlab", "train", *words], ["another"]]
-        sweep_table.show_end(record, tmp_path)
+        show_end(record, tmp_path)
         assert capsys.readouterr().out.splitlines()[-1] == begins + command
-
-
-def test_an_installed_copy_recommends_its_own_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(project, "INSTALLED", True)
-    words = ["--config-dir=conf", "seed=1,2"]
-    record = SweepRecord(id="s", words=[], num_jobs=2, status="failed", **FACTS)
-    record.commands = [["python", "-m", "runlab", "train", *words]]
-    show_end(record, tmp_path)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"next: {project.as_typed('train')} seed=1,2 sweep=resume --config-dir=conf"
-    assert "make" not in last
 
 
 @pytest.mark.parametrize("terminal", [True, False])
