@@ -158,22 +158,23 @@ def published_lines(table: Table) -> Iterator[str]:
 
 
 def figures(table: Table) -> Iterator[Chart]:
-    """Learning curves of each algorithm, and the performance profile of all.
-
-    Of an environment with several rows, those with few seeds stand in the table alone.
-    """
+    """Learning curves of each algorithm, those of rows with few seeds, and the performance profile of all."""
     curves: dict[str, dict[int, float]] = {}
     for each in read(Evaluation):
         curves.setdefault(each.run, {})[each.env_steps] = each.eval_return
-    for algo in ("ppo", "sac"):
-        panels = [
-            panel(row, row_label(table, row), [curves[run.run] for run in runs])
-            for row, runs in table.items()
-            if row[0] == algo and (len(runs) >= stats.FEW or row_label(table, row) == row[1])
-        ]
-        if panels:
-            caption = f"{algo.upper()}: returns of evaluations, IQM over seeds with its 95 % interval"
-            yield Chart(f"results-{algo}", caption, panels)
+    panels: dict[str, list[Panel]] = {"ppo": [], "sac": [], "few": []}
+    for row, runs in table.items():
+        few, name = len(runs) < stats.FEW, row_label(table, row)
+        title = f"{row[0].upper()} {name}" if few else name
+        panels["few" if few else row[0]].append(panel(row, title, [curves[run.run] for run in runs]))
+    for name, drawn in panels.items():
+        whose = "rows with fewer than five seeds" if name == "few" else name.upper()
+        if drawn:
+            yield Chart(
+                f"results-{name}",
+                f"{whose}: returns of evaluations, IQM over seeds with its 95 % interval",
+                drawn,
+            )
     taus = np.linspace(0.0, 2.0, 101)
     lines = []
     for algo, color in zip(("ppo", "sac"), COLORS, strict=False):
