@@ -9,7 +9,8 @@ repeats a task whose worker or node is lost, and the job then resumes its run.
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -22,8 +23,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from runlab.errors import ConfigError
 from runlab.launch.process import LAUNCHER_VARIABLES, STOP_VARIABLE
-from runlab.run.record import RUNNING, SweepRecord
+from runlab.run.record import RUNNING, SweepJob
 
 _LOOK_EVERY_S = 1.0  # for a request to end
 _CONNECT_S = 60.0  # to a cluster
@@ -108,6 +110,10 @@ def _cores(config: DictConfig) -> int:
     return max(1, sum(value for value in values if isinstance(value, int)))
 
 
-def _any_runs(folder: Path, numbers: Collection[int]) -> bool:
-    """True if a job of the sweep in the folder has begun and not ended."""
-    return any(job.status == RUNNING and job.job in numbers for job in SweepRecord.read(folder).jobs)
+def _any_runs(folder: Path, numbers: Iterable[int]) -> bool:
+    """True if a job of the sweep in the folder has begun and not ended. A damaged file hides no other job."""
+    for number in numbers:
+        with suppress(ConfigError):
+            if SweepJob.read(folder / f"job_{number}.json").status == RUNNING:
+                return True
+    return False

@@ -169,12 +169,9 @@ def figures(table: Table) -> Iterator[Chart]:
         panels["few" if few else row[0]].append(panel(row, title, [curves[run.run] for run in runs]))
     for name, drawn in panels.items():
         whose = "rows with fewer than five seeds" if name == "few" else name.upper()
+        caption = f"{whose}: returns of evaluations, IQM over seeds with its 95 % interval"
         if drawn:
-            yield Chart(
-                f"results-{name}",
-                f"{whose}: returns of evaluations, IQM over seeds with its 95 % interval",
-                drawn,
-            )
+            yield Chart(f"results-{name}", caption, drawn)
     taus = np.linspace(0.0, 2.0, 101)
     lines = []
     for algo, color in zip(("ppo", "sac"), COLORS, strict=False):
