@@ -120,21 +120,21 @@ class SAC(OffPolicyAlgorithm[Learned, Inputs, LearningRates]):
             self.critic_loss, learned.critic.params, learned, batch, inputs.critic_noise
         )
         critic = adam(learned.critic, critic_grad, rates.critic, config.adam_eps)
-        learned = learned._replace(critic=critic, target=polyak(learned.target, critic.params, config.tau))
+        target, alpha = polyak(learned.target, critic.params, config.tau), learned.alpha
+        learned = Learned(learned.actor, critic, target, alpha)
         for noise in inputs.actor_noise:
             # The policy, by the new critics; and the temperature, by the entropy before this step.
-            log_alpha = learned.alpha.params
+            log_alpha = alpha.params
             actor_grad, (loss, log_prob) = gradient(
                 self.actor_loss, learned.actor.params, learned, batch.obs, noise
             )
             alpha_grad, loss_alpha = gradient(self.alpha_loss, log_alpha, log_prob)
             metrics = ActorMetrics(loss, -log_prob, loss_alpha, kernels.exp(log_alpha).squeeze())
             reports.append((torch.stack(metrics), actor_grad))
-            learned = learned._replace(actor=adam(learned.actor, actor_grad, rates.actor, config.adam_eps))
+            actor = adam(learned.actor, actor_grad, rates.actor, config.adam_eps)
             if config.learn_alpha:
-                learned = learned._replace(
-                    alpha=adam(learned.alpha, alpha_grad, rates.alpha, config.adam_eps)
-                )
+                alpha = adam(alpha, alpha_grad, rates.alpha, config.adam_eps)
+            learned = Learned(actor, critic, target, alpha)
         actor_metrics, actor_grads = zip(*reports, strict=True) if reports else ((), ())
         report = UpdateReport(td_target, torch.stack(critic_metrics), critic_grad, actor_metrics, actor_grads)
         return report, learned
