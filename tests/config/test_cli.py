@@ -221,8 +221,9 @@ def test_a_file_of_conf_sweep_stands_for_its_words() -> None:
     typed = preflight(["seed=1,2,3,4,5", "algo=sac"])
     plan = preflight(["sweep=five-seeds", "algo=sac"])
     assert (plan.argv, plan.words, plan.num_jobs) == (typed.argv, typed.words, 5)
-    again = preflight(["sweep=five-seeds,resume", "algo=sac", "seed=7,8"])
-    assert (again.resume, again.num_jobs, again.words) == (True, 2, ["algo=sac", "seed=7,8"])
+    for sweep in (["sweep=five-seeds,resume"], ["sweep=five-seeds", "sweep=resume"]):
+        again = preflight([*sweep, "algo=sac", "seed=7,8"])
+        assert (again.resume, again.num_jobs, again.words) == (True, 2, ["algo=sac", "seed=7,8"])
     assert preflight(["sweep=paper", "seed=1"]).num_jobs == len(
         {"Hopper", "Walker2d", "HalfCheetah", "Swimmer"}
     )

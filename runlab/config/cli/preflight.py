@@ -96,14 +96,15 @@ def preflight(argv: Sequence[str], jobs: int = 1) -> Plan:
 def _plan(argv: Sequence[str], beside: int) -> Plan:
     register_schemas()
     check_files()
-    arguments = parse(argv, Arguments)
+    again = f"sweep={_RESUME}"  # may be added to a command that names a file of conf/sweep/
+    arguments = parse([text for text in argv if text != again], Arguments)
     more = more_folders(arguments.config_dir)
     others = [re.sub(r"^~([^=]+)$", r"\1=null", text) for text in arguments.others]
     typed = [text for text in others if "=" in text and not text.startswith("-")]
     flags = [text for text in others if text not in typed]
     check_flags(flags, others)
     chosen = [name for name in arguments.sweep.split(",") if name]
-    resume = _RESUME in chosen
+    resume = again in argv or _RESUME in chosen
     if arguments.accept and not resume:
         raise ConfigError(f"accept=changes: goes with sweep=resume, or with {as_typed('resume')} run=RUN")
     with initialize_config_dir(str(CONF), version_base="1.3"):
