@@ -184,7 +184,7 @@ docs: $(STAMP) ## the pages of docs/ as a site in site/, or served: make docs [s
 
 # pip-compile keeps what is pinned already; ARGS=--upgrade lets everything move. The index and the +cpu of
 # this machine's torch stay out of the lock, so that it installs anywhere, with or without CUDA.
-EXTRAS := dev search video wandb
+EXTRAS := atari dev search video wandb
 lock: $(STAMP)
 	@$(NO_OVERRIDES)cp requirements.lock .venv/lock.txt
 	@$(SPLIT_ARGS) $(VENV_PYTHON) -m piptools compile --quiet $(EXTRAS:%=--extra %) --strip-extras --no-header --no-annotate \

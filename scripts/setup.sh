@@ -101,9 +101,9 @@ fi
 command -v git >/dev/null 2>&1 ||
     say "note: git was not found; without it a run cannot record the code that made it (apt install git)"
 # Measured: wheels, and what they unpack to.
-download=480 disk=1600 cuda=''
+download=540 disk=1760 cuda=''
 if [ "$TORCH" != cpu ] && [ "$(uname)" = Linux ]; then
-    download=3000 disk=5600 cuda=", at most: with CUDA, unless pip finds another build; without a GPU: make install TORCH=cpu"
+    download=3060 disk=5760 cuda=", at most: with CUDA, unless pip finds another build; without a GPU: make install TORCH=cpu"
 fi
 say "installing the locked dependencies into .venv, once: $download MB to download, $disk MB on disk$cuda"
 megabytes() { du -sm "$1" 2>/dev/null | { read -r size rest; echo "${size:-0}"; }; }
