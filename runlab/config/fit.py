@@ -51,7 +51,7 @@ def check_images(config: Config, codec: Codec) -> None:
         able = [name for name, entry in ALGORITHMS.items() if entry.takes_images and not _lacks(name, codec)]
         raise ConfigError(
             f"algo={config.algo.name} takes no images, and {codec.env_id} observes one; "
-            f"use {f'algo={able[0]}, or ' if able else ''}a wrapper in env.wrappers that gives vectors"
+            f"use {f'algo={able[0]}, or ' if able else ''}plain numbers: env.wrappers.FlattenObservation=null"
         )
     if config.determinism.products is Products.blas:
         raise ConfigError(

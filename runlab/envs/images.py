@@ -19,7 +19,7 @@ from runlab.envs.validity import obs_check
 from runlab.errors import ConfigError
 
 _MOST_STACKED = 16  # up to so many stacked vectors of bytes, such as Atari's memory, are no image
-_LARGE = 36  # numbers with three axes, of which two have this length or more, are taken for an image
+_LARGE = 36  # numbers with two or three axes, of which two have this length or more, are taken for an image
 _OF_BYTES = "'env.wrappers={RescaleObservation:{min_obs:0,max_obs:255},DtypeObservation:{dtype:uint8}}'"
 # Gymnasium makes vectors of zeros and ones of these. Beside an image they are kept as bytes.
 _CHOICES = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
@@ -79,15 +79,28 @@ def _refuse(env_id: str, space: spaces.Space[Any], inside: str = "") -> None:
     if space.dtype == np.uint8 and len(shape) > 3:
         raise ConfigError(
             f"{env_id} observes images {shape}, and networks take three axes; use GrayscaleObservation "
-            "before FrameStackObservation in env.wrappers, or ReshapeObservation after it"
+            f"before FrameStackObservation in env.wrappers, or ReshapeObservation{_below(shape)} after it"
         )
-    if space.dtype != np.uint8 and len(shape) > 2 and sorted(shape)[-2] >= _LARGE:
-        raise ConfigError(f"{env_id} observes images {shape} of {space.dtype}; use bytes: {_OF_BYTES}")
+    if space.dtype != np.uint8 and len(shape) > 1 and sorted(shape)[-2] >= _LARGE:
+        bounded = isinstance(space, spaces.Box) and space.is_bounded()
+        how = _OF_BYTES if bounded else "a wrapper of your own, since its space has no bounds"
+        raise ConfigError(
+            f"{env_id} observes images {shape} of {space.dtype}; use bytes: {how}; "
+            "or plain numbers: env.wrappers.FlattenObservation=null"
+        )
     if inside and image_shape(space):
         raise ConfigError(
             f"{env_id} observes an image {shape} within a {inside}; use a wrapper in env.wrappers that gives "
             "the image alone, or a Dict of which it is a part"
         )
+
+
+def _below(shape: tuple[int, ...]) -> str:
+    """The shape in which stacked images (K, H, W, C) or (K, C, H, W) are below one another or channels."""
+    if len(shape) != 4:
+        return ""
+    frames, *image = shape
+    return f":{{shape:[{','.join(map(str, (frames * image[0], *image[1:])))}]}}"
 
 
 def _vector(space: spaces.Space[Any]) -> spaces.Box | None:

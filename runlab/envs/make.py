@@ -245,7 +245,8 @@ def _refuse_own_repetition(config: EnvConfig, env: gym.Env[Any, Any]) -> None:
     if "ale_py" in str(spec.entry_point) and spec.kwargs.get("repeat_action_probability"):
         raise ConfigError(
             f"{config.id} repeats actions by a generator of its own, which no resume restores; use "
-            "env.kwargs.repeat_action_probability=0 env.wrappers.StickyAction.repeat_action_probability=0.25"
+            "recipe=atari for its pictures; or, as they are, env.kwargs.repeat_action_probability=0 "
+            "env.wrappers.StickyAction.repeat_action_probability=0.25"
         )
 
 

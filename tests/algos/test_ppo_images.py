@@ -175,6 +175,8 @@ def test_auto_takes_encoder_and_normalisation_by_what_is_observed(configure: Con
         assert replace(auto, normalize_obs=chosen).fitted(vectors).normalize_obs is chosen
     with pytest.raises(ConfigError, match=r"images of 4 x 4 pixels, .* of 3 x 90; use .*FlattenObservation"):
         auto.fitted(codec_of(3, 90))
+    with pytest.raises(ConfigError, match=r"algo.encoder=nature: needs images of 36 x 36 pixels"):
+        replace(auto, encoder="nature").fitted(codec_of(35, 90))
 
 
 def test_an_encoder_that_no_machine_can_draw_is_refused(configure: Configure) -> None:

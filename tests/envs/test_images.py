@@ -16,7 +16,6 @@ from runlab.config.cli.preflight import preflight
 from runlab.envs.codec import FlatCodec, flattened
 from runlab.envs.envs import Envs
 from runlab.envs.images import image_shape
-from runlab.envs.make import check_env
 from runlab.errors import ConfigError, RunError
 
 
@@ -150,8 +149,14 @@ def test_channels_are_told_from_height_and_width(shape: tuple[int, ...], image: 
 
 def test_stacked_colour_frames_are_an_image_after_a_reshape() -> None:
     wrappers = {"FrameStackObservation": {"stack_size": 2}, "ReshapeObservation": {"shape": [72, 40, 3]}}
-    codec = check_env(env_config("Pictures-v0", kwargs={"kind": "colour"}, wrappers=wrappers))
-    assert codec.image_shape == (3, 72, 40)  # type: ignore[attr-defined]
+    envs = Envs(env_config("Pictures-v0", kwargs={"kind": "colour", "how": "copied"}, wrappers=wrappers), [3])
+    alone = gym.make("Pictures-v0", kind="colour", how="copied", disable_env_checker=True)
+    frames = [alone.reset(seed=3)[0], alone.step(0)[0]]
+    envs.reset()
+    obs = envs.step(np.zeros((1, 1), np.int64)).obs
+    assert envs.codec.image_shape == (3, 72, 40)  # type: ignore[attr-defined]
+    assert obs.reshape(3, 72, 40).tolist() == np.concatenate(frames).transpose(2, 0, 1).tolist()
+    envs.close()
 
 
 def test_parts_beside_an_image_follow_it_and_a_mask_is_last() -> None:
@@ -190,8 +195,10 @@ VECTOR = spaces.Box(-1, 1, (3,))
 @pytest.mark.parametrize(
     ("space", "line"),
     [
-        (pixels(4, 36, 36, 3), "images (4, 36, 36, 3), .* use GrayscaleObservation before FrameStack"),
+        (pixels(4, 36, 40, 3), "images (4, 36, 40, 3), .* ReshapeObservation:{shape:[144,40,3]} after it"),
         (spaces.Box(0, 1, (36, 36, 3)), "images (36, 36, 3) of float32; use bytes: .*DtypeObservation"),
+        (spaces.Box(0, 1, (84, 84)), "images (84, 84) of float32; use bytes: .*FlattenObservation=null"),
+        (spaces.Box(0, np.inf, (84, 84)), "images (84, 84) of float32; use bytes: a wrapper of your own"),
         (spaces.Tuple([VECTOR, pixels(8, 8, 3)]), "an image (8, 8, 3) within a Tuple; use a wrapper"),
         (spaces.Dict({"a": spaces.Dict({"b": pixels(8, 8, 3)})}), "an image (8, 8, 3) within a Dict; use"),
         (spaces.Dict({"a": pixels(8, 8, 3), "b": pixels(8, 8, 3)}), "the images a, b, .*filter_keys=[a]"),
@@ -221,7 +228,8 @@ def test_the_advice_for_numbers_makes_bytes_of_them() -> None:
     env: gym.Env[Any, Any] = Floats(gym.make("Pictures-v0", kind="colour", disable_env_checker=True))
     with pytest.raises(ConfigError) as refused:
         flattened("Some-v0", env)
-    (advice,) = shlex.split(str(refused.value).partition("use bytes: ")[2])  # one word, or make refuses it
+    words = str(refused.value).partition("use bytes: ")[2].partition("; or")[0]
+    (advice,) = shlex.split(words)  # one word, or make refuses it
     for name, arguments in preflight(["env=Catch", advice]).configs[0].env.wrappers.items():
         env = getattr(gym.wrappers, name)(env, **arguments)
     flat = flattened("Some-v0", env)
@@ -236,7 +244,7 @@ def test_what_is_no_image_stays_a_vector_of_numbers() -> None:
         pixels(64),
         pixels(0, 36, 36),
         spaces.Box(0, 1, (10, 10, 4)),
-        spaces.Box(0, 1, (84, 84)),
+        spaces.Box(0, 1, (35, 84)),
     ):
         env = gym.make("Pictures-v0", kind="grey")
         env.unwrapped.observation_space = space
