@@ -12,21 +12,18 @@ import math
 import statistics
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from runlab.analysis import published as targets
+from runlab.config.loading import CONF, environment_file
 
-CONF = Path(__file__).resolve().parents[1] / "conf" / "env"
 EPISODES = 100
 
 
 def shipped() -> dict[str, dict[str, Any]]:
-    """What the files of conf/env say, by the name that `env=` takes."""
-    files = sorted(CONF.glob("[!_]*.yaml"))
-    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in files}
+    """The values in conf/env of each environment of the table."""
+    names = sorted({row.env for row in targets.references()})
+    return {name: environment_file(CONF / "env" / f"{name}.yaml") for name in names}
 
 
 def returns(env_id: str, kwargs: dict[str, Any], episodes: int) -> tuple[list[float], int]:

@@ -23,10 +23,10 @@ from runlab.analysis.differences import (
 from runlab.analysis.runs import Run, load_run, single_line
 from runlab.analysis.traces import Divergence, RecordedTrace, first_difference, open_trace
 from runlab.config.project import as_typed
-from runlab.config.texts import few
+from runlab.config.texts import few, from_here
 from runlab.errors import ConfigError
 from runlab.run.computed import OtherComputation
-from runlab.run.paths import METRICS, TRACE, from_here
+from runlab.run.paths import METRICS, TRACE
 from runlab.run.read import Row
 from runlab.run.trace import RESET
 

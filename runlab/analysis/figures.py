@@ -16,6 +16,7 @@ from runlab.analysis.experiments import Experiment, Points, points, thinned
 from runlab.config.terminal import escaped
 from runlab.run import paths
 from runlab.run.record import SearchRecord
+from runlab.run.validation import read_json
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#c06a9b", "#b07a00", "#2384bd", "#000000")
 GREY = "#5c6570"
@@ -87,7 +88,7 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
 
 def search_chart(folder: Path) -> Chart:
     """The trials of a search, the best value so far, and how much each key matters."""
-    record = SearchRecord.read(folder)
+    record = read_json(folder / paths.SEARCH, SearchRecord)
     trials = [(each.number, each.value, each.state) for each in record.trials if each.value is not None]
     words = " ".join([f"sweep={record.sweep}", *record.words])
     ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")

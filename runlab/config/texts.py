@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from runlab import INSTALLED
@@ -54,6 +56,14 @@ def readable(message: str) -> str:
     long_line = rf"(?m)^(.{{{_LONGEST_LINE // 2}}}).{{100,}}(.{{{_LONGEST_LINE // 2}}})$"
     message = re.sub(long_line, lambda line: f"{line[1]}...{line[2]} ({len(line[0]):,} characters)", message)
     return escaped(message)
+
+
+def from_here(path: Path) -> Path:
+    """The path as typed in the current folder."""
+    with suppress(OSError):  # the current folder was deleted
+        if path.is_relative_to(Path.cwd()):
+            return path.relative_to(Path.cwd())
+    return path
 
 
 def error_text(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from runlab.config.texts import first_line
+from runlab.config.texts import first_line, from_here
 from runlab.errors import ConfigError
 
 DEEPEST = 20  # levels of nesting; recorded with the keys around them, they are below MAX_DEPTH
@@ -55,8 +55,8 @@ def explained(path: Path, error: Exception) -> ConfigError:
     """An error of a YAML parser, OmegaConf or Hydra with the file in front."""
     if isinstance(error, yaml.MarkedYAMLError):
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        return ConfigError(f"{shown(path)}{line}: {error.problem or error.context}")
-    return ConfigError(f"{shown(path)}: {first_line(error)}")
+        return ConfigError(f"{from_here(path)}{line}: {error.problem or error.context}")
+    return ConfigError(f"{from_here(path)}: {first_line(error)}")
 
 
 def check_yaml(path: Path) -> None:
@@ -66,18 +66,12 @@ def check_yaml(path: Path) -> None:
         if root is not None:
             _check_form(root)
     except OSError as error:
-        raise ConfigError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{from_here(path)}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{shown(path)}, line {line}: is not text in UTF-8") from error
+        raise ConfigError(f"{from_here(path)}, line {line}: is not text in UTF-8") from error
     except (ValueError, yaml.YAMLError) as error:
         raise explained(path, error) from error
-
-
-def shown(path: Path) -> str:
-    """The path for a message, short below this folder."""
-    folder = Path.cwd()
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def _mistake(part: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:

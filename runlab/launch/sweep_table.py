@@ -28,7 +28,7 @@ from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.command_args import program
 from runlab.config.project import as_typed
 from runlab.config.terminal import escaped, raw
-from runlab.config.texts import few
+from runlab.config.texts import few, from_here
 from runlab.errors import ConfigError
 from runlab.run import paths
 from runlab.run.files import say
@@ -251,6 +251,6 @@ def show_end(record: SweepRecord, folder: Path) -> None:
         refused = len(record.jobs) == record.num_jobs and {job.status for job in record.jobs} <= _AT_REST
         say(f"next{', once that is mended' * refused}: {again}")
     elif counted:
-        pattern = paths.from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
+        pattern = from_here(folder.parent.parent) / "*" / f"{record.id.partition('-sweep-')[0]}-*"
         word = f"runs={shlex.quote(str(pattern))}"
         say(f"next: {as_typed('stats')} {word}\n      {as_typed('report')} {word}")

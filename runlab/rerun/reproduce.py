@@ -24,7 +24,7 @@ from runlab.analysis.traces import ITERATION_LINE, RecordedTrace, open_trace
 from runlab.config.command_args import argument, json_flag, new_folder, switch
 from runlab.config.loading import complete
 from runlab.config.project import as_typed
-from runlab.config.texts import few, nearest
+from runlab.config.texts import few, from_here, nearest
 from runlab.errors import REFUSED, ConfigError, in_a_line
 from runlab.launch.subprocesses import Children, last_words
 from runlab.rerun.recorded_code import RUN, Code, check_versions, recorded_code
@@ -32,7 +32,7 @@ from runlab.run import paths
 from runlab.run.files import to_stderr
 from runlab.run.git import changes, snapshot
 from runlab.run.git.command import repository
-from runlab.run.paths import PROJECT, from_here
+from runlab.run.paths import PROJECT
 from runlab.run.read import Row, find_run, read_metrics
 from runlab.run.record import FAILED, FINISHED, RunRecord
 

@@ -5,7 +5,6 @@ Nothing heavy is imported here, so that tools that only read runs start quickly.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 import time
@@ -43,14 +42,6 @@ def new_id(label: str) -> str:
     The random part comes from the operating system, so no training stream is touched.
     """
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{safe_name(label)}-{secrets.token_hex(3)}"
-
-
-def from_here(path: Path) -> Path:
-    """The path as typed in the current folder."""
-    with contextlib.suppress(OSError):  # the current folder was deleted
-        if path.is_relative_to(Path.cwd()):
-            return path.relative_to(Path.cwd())
-    return path
 
 
 def video_path(run_dir: Path, env_steps: int) -> Path:

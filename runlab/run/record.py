@@ -214,11 +214,6 @@ class SearchRecord:
     importances: dict[str, float]
     objective: str = "eval/return"  # with a minus in front, the lowest is best
 
-    @classmethod
-    def read(cls, folder: Path) -> SearchRecord:
-        """The record of the search in `folder`. Raises ConfigError for a damaged one."""
-        return read_json(folder / SEARCH, cls)
-
     def write(self, folder: Path) -> None:
         replace_text(folder / SEARCH, [strict_json(asdict(self), indent=1)])
 

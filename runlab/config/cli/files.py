@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from runlab.config.loading import CONF, CONF_NAME
 from runlab.config.project import ALGORITHMS
 from runlab.config.schema import check_kinds
-from runlab.config.texts import choose
-from runlab.config.yaml_files import check_yaml, explained, read_yaml, shown
+from runlab.config.texts import choose, from_here
+from runlab.config.yaml_files import check_yaml, explained, read_yaml
 from runlab.errors import ConfigError
 
 # Groups whose files set keys of the whole configuration.
@@ -55,7 +55,9 @@ def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) 
     except ConfigError as error:
         raise ConfigError(f"sweep={name}: {error}") from error
     if not values:
-        raise ConfigError(f"sweep={name}: {shown(files[name])}: expected keys with values, as in seed: 1,2")
+        raise ConfigError(
+            f"sweep={name}: {from_here(files[name])}: expected keys with values, as in seed: 1,2"
+        )
     return dict(values)
 
 
@@ -93,12 +95,12 @@ class FileConfigSource(file_config_source.FileConfigSource):
         package, group = result.header["package"], str(Path(config_path).parent)
         values: Any = OmegaConf.to_container(result.config)
         if package is None and group in _GLOBAL and {*values} - {"defaults"}:
-            raise ConfigError(f"{shown(path)}: its first line has to be '# @package _global_'")
+            raise ConfigError(f"{from_here(path)}: its first line has to be '# @package _global_'")
         prefix = group.replace("/", ".") if package is None else package
         try:
             check_kinds(values, "" if prefix in ("_global_", ".") else f"{prefix}.")
         except ConfigError as error:
-            raise ConfigError(f"{shown(path)}: {error}") from None
+            raise ConfigError(f"{from_here(path)}: {error}") from None
         return result
 
 

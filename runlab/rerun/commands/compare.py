@@ -10,7 +10,7 @@ from pathlib import Path
 from runlab.analysis import compare
 from runlab.config.command_args import argument, json_flag, switch
 from runlab.config.project import as_typed
-from runlab.run.paths import from_here
+from runlab.config.texts import from_here
 from runlab.run.read import find_run
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from runlab.config.project import ALGORITHMS, as_typed
 from runlab.config.terminal import escaped, raw
+from runlab.config.texts import from_here
 from runlab.run.names import differences
-from runlab.run.paths import from_here
 from runlab.run.sinks.sink import Row, RunFacts, Sink
 
 if TYPE_CHECKING:
