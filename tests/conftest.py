@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flipped_bits  # noqa: F401
+import gymnasium as gym
 import numpy as np
 import pytest
 from filelock import FileLock
@@ -82,6 +83,15 @@ def small(algo: str, *words: str, env: str | None = None) -> list[str]:
 
 
 Configure = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True)
+def games_are_registered_by_who_needs_them() -> Iterator[None]:
+    """No test sees games because one before it, in the same process, has imported ale_py."""
+    yield
+    if sys.modules.pop("ale_py", None):
+        for name in [name for name, spec in gym.registry.items() if "ale_py" in str(spec.entry_point)]:
+            del gym.registry[name]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
 import re
@@ -33,8 +32,6 @@ REGISTERED: dict[str, Any] = {}  # once the package is imported, which other tes
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(FOLDER)
-    with contextlib.suppress(ImportError):
-        importlib.import_module("ale_py")  # its first import registers games, which other tests want to see
     before = dict(gym.registry)
     module = importlib.import_module("vector_env")
     REGISTERED.update(gym.registry)
