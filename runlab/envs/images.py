@@ -81,9 +81,9 @@ def _refuse(env_id: str, space: spaces.Space[Any], inside: str = "") -> None:
             f"{env_id} observes images {shape}, and networks take three axes; use GrayscaleObservation "
             f"before FrameStackObservation in env.wrappers, or ReshapeObservation{_below(shape)} after it"
         )
-    if space.dtype != np.uint8 and len(shape) > 1 and sorted(shape)[-2] >= _LARGE:
-        bounded = isinstance(space, spaces.Box) and space.is_bounded()
-        how = _OF_BYTES if bounded else "a wrapper of your own, since its space has no bounds"
+    large = len(shape) > 1 and sorted(shape)[-2] >= _LARGE
+    if isinstance(space, spaces.Box) and space.dtype != np.uint8 and large:
+        how = _OF_BYTES if space.is_bounded() else "a wrapper of your own, since its space has no bounds"
         raise ConfigError(
             f"{env_id} observes images {shape} of {space.dtype}; use bytes: {how}; "
             "or plain numbers: env.wrappers.FlattenObservation=null"

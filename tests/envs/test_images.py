@@ -245,6 +245,7 @@ def test_what_is_no_image_stays_a_vector_of_numbers() -> None:
         pixels(0, 36, 36),
         spaces.Box(0, 1, (10, 10, 4)),
         spaces.Box(0, 1, (35, 84)),
+        spaces.MultiBinary((40, 40)),
     ):
         env = gym.make("Pictures-v0", kind="grey")
         env.unwrapped.observation_space = space
