@@ -30,7 +30,7 @@ from runlab.envs.envs import Envs
 from runlab.rng import Streams
 
 from ..learning.distributions import SquashedGaussian
-from ..learning.networks import mlp
+from ..learning.networks import NETWORKS
 from ..learning.off_policy import Noise, OffPolicyAlgorithm, TwinCritic, UpdateReport
 from ..learning.optim import AdamState, FlatModule, adam, gradient, polyak
 from ..learning.replay_buffer import Batch
@@ -92,9 +92,10 @@ class SAC(OffPolicyAlgorithm[Learned, Inputs, LearningRates]):
         self.config, obs_size, action_size = config, envs.codec.obs_size, envs.codec.action_size
         self.dist = SquashedGaussian(action_size, config.log_std_min, config.log_std_max)
         init = streams.torch("init")
-        policy = mlp([obs_size, *config.hidden_sizes, 2 * action_size], config.activation, init)
+        network = NETWORKS[config.network]
+        policy = network([obs_size, *config.hidden_sizes, 2 * action_size], config.activation, init)
         self.actor = FlatModule(policy.to(self.device))
-        critics = TwinCritic(config, obs_size, action_size, init, layer_norm=config.critic_norm == "layer")
+        critics = TwinCritic(config, obs_size, action_size, init, network)
         self.critic = FlatModule(critics.to(self.device))
         log_alpha = torch.full((1,), float(np.log(config.alpha_init)), device=self.device)
         self.target_entropy = -float(action_size) if config.target_entropy is None else config.target_entropy

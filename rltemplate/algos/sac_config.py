@@ -20,7 +20,7 @@ class SACConfig(OffPolicyConfig):
     learn_alpha: bool = setting()
     alpha_init: float = positive()
     target_entropy: float | None = number(-1e6, 1e6)
-    critic_norm: str = choice("none", "layer")
+    network: str = choice("mlp", "residual")
     log_std_min: float = number(-20.0, 2.0)
     log_std_max: float = number(-20.0, 4.0)
 
@@ -28,6 +28,8 @@ class SACConfig(OffPolicyConfig):
         yield from OffPolicyConfig.problems(self, num_envs)
         if self.log_std_min >= self.log_std_max:
             yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"
+        if self.network == "residual" and len(set(self.hidden_sizes)) != 1:
+            yield f"algo.network=residual needs hidden sizes that are all the same, not {self.hidden_sizes}"
 
 
 ENTRY = Entry(
@@ -35,4 +37,5 @@ ENTRY = Entry(
     f"{__package__}.sac:SAC",
     needs_bounded_box=True,
     console={"policy/entropy": "entropy", "loss/policy": "policy loss", "loss/critic": "critic loss"},
+    former={"critic_norm": "none"},
 )

@@ -74,9 +74,8 @@ def mlp(
     activation: str,
     generator: torch.Generator,
     orthogonal_gain: float | None = None,
-    layer_norm: bool = False,
 ) -> Rows:
-    """Linear layers of the given sizes with `activation` between them; `layer_norm` normalises before it.
+    """Linear layers of the given sizes with `activation` between them.
 
     With `orthogonal_gain`, weights are orthogonal with gain sqrt(2) in hidden layers and `orthogonal_gain`
     in the last, biases zero (Engstrom et al. 2020, arXiv 2005.12729). Without, torch's own initialisation of
@@ -87,8 +86,6 @@ def mlp(
         last = i == len(sizes) - 2
         gain = orthogonal_gain if last or orthogonal_gain is None else math.sqrt(2.0)
         layers.append(drawn(Linear(size_in, size_out), gain, generator))
-        if layer_norm and not last:
-            layers.append(nn.LayerNorm(size_out))  # Ba et al. 2016, arXiv 1607.06450
         if not last:
             layers.append(ACTIVATIONS[activation]())
     return Rows(*layers)
@@ -116,6 +113,24 @@ class Residual(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def residual_blocks(sizes: Sequence[int], activation: str, generator: torch.Generator) -> Rows:
+    """A linear layer, a block for each hidden size, and a linear layer (SimBa, Lee et al. 2024).
+
+    A block normalises, and has an inner layer of four times its size (arXiv 2410.09754). All hidden sizes are
+    the same. The initialisation is torch's own, not SimBa's.
+    """
+    size_in, *hidden, size_out = sizes
+    layers: list[nn.Module] = [drawn(Linear(size_in, hidden[0]), None, generator)]
+    for size in hidden:
+        wide = drawn(Linear(size, 4 * size), None, generator)
+        narrow = drawn(Linear(4 * size, size), None, generator)
+        layers.append(Residual(nn.LayerNorm(size), wide, ACTIVATIONS[activation](), narrow))
+    return Rows(*layers, nn.LayerNorm(hidden[-1]), drawn(Linear(hidden[-1], size_out), None, generator))
+
+
+NETWORKS = {"mlp": mlp, "residual": residual_blocks}
 
 
 def convolutions(name: str, channels: int, orthogonal_init: bool, generator: torch.Generator) -> nn.Module:

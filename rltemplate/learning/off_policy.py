@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -32,12 +32,11 @@ class TwinCritic(nn.Module):
         obs_size: int,
         action_size: int,
         rng: torch.Generator,
-        layer_norm: bool = False,
+        network: Callable[[Sequence[int], str, torch.Generator], nn.Module] = mlp,
     ) -> None:
         super().__init__()
         sizes = [obs_size + action_size, *config.hidden_sizes, 1]
-        build = partial(mlp, sizes, config.activation, layer_norm=layer_norm)
-        self.q1, self.q2 = build(rng), build(rng)
+        self.q1, self.q2 = (network(sizes, config.activation, rng) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Both estimates, each from its own layers: a batched product would round differently."""

@@ -121,7 +121,8 @@ class Entry:
     be one whole number. `takes_images`: observations may begin with an image of bytes. `console`: its metrics
     on the console, each with a label. `zero_metric`: the metric that must be 0 where a row's result depends
     on the row alone, if `acts_as_it_learns`. `values`: the content of its file for conf/algo/, where a
-    package brings it.
+    package brings it. `former`: hyperparameters of earlier versions, each with the value that
+    stands for what the algorithm does now; with this value, recorded runs and policy files are read.
     """
 
     config: type[AlgoConfig]
@@ -132,3 +133,4 @@ class Entry:
     console: Mapping[str, str] = field(default_factory=dict)
     zero_metric: str | None = None
     values: Mapping[str, Any] | None = None
+    former: Mapping[str, Any] = field(default_factory=dict)

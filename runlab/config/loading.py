@@ -189,11 +189,14 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
     """The values with their types. An absent key becomes a missing value."""
     algo = values.get("algo")
     name = algo.get("name") if isinstance(algo, Mapping) else None
-    if not isinstance(name, str) or name not in ALGORITHMS:
+    if not isinstance(algo, Mapping) or not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(f"algo.name={name}: {choose(str(name), ALGORITHMS)}")
     check_kinds(values)
     if isinstance(logger := values.get("logger"), Mapping):  # earlier versions had the key journal
         values = {**values, "logger": {key: logger[key] for key in logger if key != "journal"}}
+    former = ALGORITHMS[name].former
+    kept = {key: value for key, value in algo.items() if key not in former or value != former[key]}
+    values = {**values, "algo": kept}
     with in_one_line():
         schema = OmegaConf.structured(Config)
         OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)

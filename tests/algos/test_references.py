@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -78,7 +79,8 @@ SAC_CASES = """
     learning_rate_schedule=linear adam_eps=0.001 steps_per_iteration=40 gamma=0.5 tau=1.0 batch_size=3
     buffer_size=1000 learning_starts=70 updates_per_step=0.45 policy_delay=1 policy_delay=3 learn_alpha=false
     alpha_init=0.05 target_entropy=0.3 log_std_min=-1.0 log_std_max=0.0 hidden_sizes=[7] activation=relu
-    normalize_obs=false obs_clip=0.5 critic_norm=layer
+    normalize_obs=false obs_clip=0.5
+    network=residual,hidden_sizes=[6,6]
 """
 
 
@@ -92,7 +94,7 @@ def base(configure: Configure) -> dict[str, Config]:
 def varied(config: Config, case: str) -> Config:
     """The configuration with the values of a case."""
     algo, env = config.algo, config.env
-    for name, text in (word.split("=") for word in case.split(",") if "=" in word):
+    for name, text in re.findall(r"(\w+)=(\[.*?\]|[^,]+)", case):
         now, value = getattr(algo, name, None), yaml.safe_load(text)
         changes: dict[str, Any] = {name: type(now)[text] if isinstance(now, Enum) else value}
         if name in ("actions", "masked", "image", "beside"):

@@ -184,3 +184,11 @@ def test_a_key_that_came_after_a_run_takes_the_value_of_conf(algo: str) -> None:
         del values[name]
         with pytest.raises(ConfigError, match=f"^no value for {name}:"):
             complete(values)
+
+
+def test_a_former_hyperparameter_is_read_with_the_value_that_changes_nothing() -> None:
+    now = compose("algo=sac", "num_threads=1", "compile=false")
+    values = to_dict(now)
+    assert complete({**values, "algo": {**values["algo"], "critic_norm": "none"}}) == (now, {})
+    with pytest.raises(ConfigError, match="critic_norm"):
+        complete({**values, "algo": {**values["algo"], "critic_norm": "layer"}})

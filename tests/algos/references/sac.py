@@ -10,11 +10,19 @@ from torch import Tensor, nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from references.surroundings import Copies, Outcome, Statistics, network, optimised
+from references.surroundings import Blocks, Copies, Outcome, Statistics, network, optimised
 from rltemplate.algos.sac_config import SACConfig
 from runlab.rng import Streams
 
 Transition = tuple[Tensor, Tensor, Outcome]  # observation (O,), action (A,) and what followed
+
+
+def built(sizes: list[int], config: SACConfig) -> nn.Module:
+    """The network of `config`."""
+    if config.network == "mlp":
+        return network(sizes, config.activation)
+    size_in, *hidden, size_out = sizes
+    return Blocks(size_in, hidden[0], len(hidden), size_out, config.activation)
 
 
 class Critics(nn.Module):
@@ -22,7 +30,7 @@ class Critics(nn.Module):
 
     def __init__(self, sizes: list[int], config: SACConfig) -> None:
         super().__init__()
-        self.q1, self.q2 = (network(sizes, config.activation, config.critic_norm) for _ in range(2))
+        self.q1, self.q2 = (built(sizes, config) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) each."""
@@ -40,7 +48,7 @@ class ReferenceSAC:
         self.obs = envs.first_obs
         obs_size, hidden = self.obs.shape[1], config.hidden_sizes
         self.size = int(np.prod(envs.space.shape or ()))
-        self.actor = network([obs_size, *hidden, 2 * self.size], config.activation)
+        self.actor = built([obs_size, *hidden, 2 * self.size], config)
         self.critics = Critics([obs_size + self.size, *hidden, 1], config)
         vector_to_parameters(actor, self.actor.parameters())
         vector_to_parameters(critics, self.critics.parameters())

@@ -161,14 +161,39 @@ class Statistics:
         return {f"{name}/mean": self.mean, f"{name}/var": self.var, f"{name}/num_rows": count}
 
 
-def network(sizes: Sequence[int], activation: str, norm: str = "none") -> nn.Sequential:
+def network(sizes: Sequence[int], activation: str) -> nn.Sequential:
     """A multi-layer perceptron."""
     *hidden, last = pairwise(sizes)
     layers: list[nn.Module] = []
     for size_in, size_out in hidden:
-        between = [nn.LayerNorm(size_out)] if norm == "layer" else []
-        layers += [nn.Linear(size_in, size_out), *between, NETWORKS[activation]()]
+        layers += [nn.Linear(size_in, size_out), NETWORKS[activation]()]
     return nn.Sequential(*layers, nn.Linear(*last))
+
+
+class Blocks(nn.Module):
+    """A linear layer, blocks around which their input goes, and a linear layer."""
+
+    def __init__(self, size_in: int, width: int, number: int, size_out: int, activation: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(size_in, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(width),
+                nn.Linear(width, 4 * width),
+                NETWORKS[activation](),
+                nn.Linear(4 * width, width),
+            )
+            for _ in range(number)
+        )
+        self.last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, size_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in) to (B, out)."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        out: Tensor = self.last(x)
+        return out
 
 
 def optimised(optimizer: torch.optim.Adam, name: str) -> dict[str, Tensor]:
