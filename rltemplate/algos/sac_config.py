@@ -29,7 +29,11 @@ class SACConfig(OffPolicyConfig):
         if self.log_std_min >= self.log_std_max:
             yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"
         if self.network == "residual" and len(set(self.hidden_sizes)) != 1:
-            yield f"algo.network=residual needs hidden sizes that are all the same, not {self.hidden_sizes}"
+            yield f"algo.hidden_sizes={self.hidden_sizes}: residual networks need equal sizes, as [128,128]"
+
+    def multiplications(self, num_envs: int) -> int:
+        inner = 4 if self.network == "residual" else 1
+        return inner * OffPolicyConfig.multiplications(self, num_envs)
 
 
 ENTRY = Entry(

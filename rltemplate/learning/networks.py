@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons, encoders of images, a recurrent unit, and their initialisation."""
+"""Perceptrons, residual blocks, encoders of images, a recurrent unit, and their initialisation."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ SAC, PPO = ["algo=sac", "env=Hopper"], ["algo=ppo", "env=Hopper"]
         (PPO, 16, (1, True, 1, 1)),
         ([*PPO, "algo.hidden_sizes=[256,256]", "algo.num_minibatches=8"], 2, (2, True, 0, 1)),
         ([*PPO, "algo.encoder=nature"], 2, (2, True, 0, 1)),  # large convolutions
+        ([*SAC, "algo.hidden_sizes=[128]"], 2, (1, True, 0, 1)),
+        ([*SAC, "algo.hidden_sizes=[128]", "algo.network=residual"], 2, (2, True, 0, 1)),
         ([*PPO, "total_env_steps=50000"], 2, (1, False, 1, 1)),  # too short to gain by a compiler
         ([*SAC, "determinism=invariant"], 2, (1, False, 0, 1)),  # compiled updates would break it
         ([*PPO, "device=cuda"], 2, (1, True, 1, 1)),

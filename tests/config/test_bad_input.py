@@ -115,6 +115,7 @@ CALLS += [
         ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
         ("algo.learning_rate=inf", "algo.learning_rate=inf: must be finite"),
         ("algo.hidden_sizes=64", "expected a list, as [64,64]"),
+        ("algo=sac algo.network=residual algo.hidden_sizes=[8,9]", "residual networks need equal sizes"),
         ("algo.hidden_sizes=[]", "algo.hidden_sizes=[]: needs at least one", "[64,64]"),
         ("determinism.cublas_workspace=:4096:2", "did you mean :4096:8?", "allowed: :4096:8, :16:8, null"),
         ("logger.wandb=true", "logger.wandb.enabled"),
