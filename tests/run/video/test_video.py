@@ -18,10 +18,11 @@ import gymnasium
 import mujoco
 import numpy as np
 import pytest
-from conftest import alive, read_video, run, until
+from conftest import Configure, alive, read_video, run, until
 from numpy.typing import NDArray
 
 from runlab.envs.codec import FlatCodec
+from runlab.envs.make import make_env
 from runlab.run.evaluation import evaluate
 from runlab.run.video.mujoco_pictures import RayCaster, choose_camera
 from runlab.run.video.recorder import VideoRecorder
@@ -114,6 +115,19 @@ def test_an_episode_becomes_a_file_that_browsers_play(
         for seed in (1, 2):
             assert videos.record(tmp_path / "again", seed, [action] * 60)
             assert ((tmp_path / "again").read_bytes() == content) is (seed == 1)
+
+
+def test_a_film_of_a_game_is_in_colour_with_a_picture_of_every_decision(
+    tmp_path: Path, configure: Configure
+) -> None:
+    """The policy sees four grey frames of 84 x 84."""
+    pytest.importorskip("ale_py")
+    videos, notes = recorder(partial(make_env, configure("algo=ppo", "env=Pong").env))
+    assert videos.record(tmp_path / "v.mp4", 1, [0] * 8)
+    assert notes == []
+    pictures = read_video(tmp_path / "v.mp4")
+    assert [each.shape for each in pictures] == [(210, 160, 3)] * 9
+    assert all(np.ptp(each.astype(int), axis=2).max() > 50 for each in pictures)
 
 
 @pytest.mark.parametrize(
