@@ -5,7 +5,8 @@ same rows may add in another order, and then the policy that acts is not the pol
 of determinism above `repeat` choose other ways here, and everything that acts or learns goes through them:
 
     plain    whatever torch picks
-    strict   torch's own products under an MKL branch that Intel documents as reproducible
+    strict   torch's own products under an MKL branch that Intel documents as reproducible; a single row is
+             filled up to two, since torch leaves convolutions of one image to other code
     padded   rows are filled up to a multiple of 16, so that no product takes a kernel for few rows, and for
              few outputs to a multiple of 4 inputs
     tiled    rows are filled up to tiles of 256, and every product has one and the same shape
@@ -125,8 +126,9 @@ def by_rows(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def _filled_up(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     rows = x.shape[0]
-    if chosen.products == "padded" and rows % _ROWS_PADDED:
-        return network(F.pad(x, (0, 0, 0, -rows % _ROWS_PADDED)))[:rows]
+    more = {"padded": -rows % _ROWS_PADDED, "strict": int(rows == 1)}.get(chosen.products)
+    if more:
+        return network(F.pad(x, (0, 0, 0, more)))[:rows]
     if chosen.products == "tiled":
         tiles = F.pad(x, (0, 0, 0, -rows % _ROWS_TILED)).split(_ROWS_TILED)
         return torch.cat([network(tile) for tile in tiles])[:rows]

@@ -14,17 +14,18 @@ import pytest
 import torch
 from conftest import Configure, Programs, build, run_train, small
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from rltemplate.algos.ppo_config import LAST_FILTERS, PPOConfig
-from rltemplate.learning.networks import Encoder, Rows, mlp
+from rltemplate.learning.networks import Encoder, Rows, convolutions, mlp
 from rltemplate.learning.optim import FlatModule, gradient
 from runlab.config.loading import to_dict
 from runlab.determinism import kernels
-from runlab.determinism.checks import check_repeats, check_rows, passes_of
+from runlab.determinism.checks import check_repeats, check_rows, differing_rows, passes_of
 from runlab.envs.codec import FlatCodec
 from runlab.envs.images import ImageBox
 from runlab.errors import ConfigError
+from runlab.interfaces import ForwardPass
 from runlab.machine import cpu_identity
 from runlab.rerun.policy import load_policy
 from runlab.rerun.policy_file import export_policy
@@ -78,6 +79,16 @@ def test_the_checks_of_a_level_try_the_encoder(configure: Configure, monkeypatch
     with pytest.raises(ConfigError, match="the policy and value network gives a row other bits in a batch"):
         check_rows(config, passes)
     ppo.close()
+
+
+@pytest.mark.parametrize("products", ["strict", "padded", "tiled", "plain"])
+def test_convolutions_of_one_image_are_those_of_many_above_the_level_repeat(products: str) -> None:
+    """Torch gives a single image to other code than two of them."""
+    layers = convolutions("nature", 1, True, torch.Generator().manual_seed(0))
+    network = Rows(nn.Unflatten(1, (1, 36, 36)), layers)
+    kernels.use(products)
+    where = differing_rows(ForwardPass(network, 36 * 36, (8, 64), convolves=True), torch.device("cpu"))
+    assert (where is None) == (products != "plain"), where
 
 
 @pytest.mark.parametrize("layers", ["convolutions", "six outputs"])
