@@ -33,7 +33,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train env=Catch determinism=profile", "images, and NumPy", "use determinism=invariant"),
     ("train env=Catch algo.encoder=none", "is for vectors, and", "use algo.encoder=auto"),
     ("train algo.encoder=nature", "CartPole-v1 observes no images", "use algo.encoder=auto"),
-    ("train env=ALE/Qbert-v5 recipe=atari", "no such environment; did you mean ale_py:ALE/Qbert-v5? allowed"),
+    ("train env=ale/qbert recipe=atari", "no such environment; did you mean ale_py:ALE/Qbert-v5? allowed"),
     ("train algo.encoder=cnn", "algo.encoder=cnn", "allowed: auto, none, nature, impala, small"),
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
     ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2667.3 GiB, and this"),

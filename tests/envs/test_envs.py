@@ -417,9 +417,17 @@ def test_packages_of_atari_that_are_missing_are_named(monkeypatch: pytest.Monkey
         make_env(env_config("ale_py:ALE/Pong-v5"))
     with pytest.raises(ConfigError, match=f"env.wrappers.AtariPreprocessing: a package is missing; {words}"):
         make_env(env_config("CartPole-v1", wrappers={"AtariPreprocessing": {}}))
-    with pytest.raises(ConfigError, match=f"env=ale_py:ALE/Qbert-v5: ale_py cannot be imported .*; {words}"):
-        preflight(["env=ale_py:ALE/Qbert-v5"])
+    for name in ("ale_py:ALE/Qbert-v5", "ALE/Qbert-v5"):
+        with pytest.raises(ConfigError, match=f"env={name}: ale_py cannot be imported .*; {words}"):
+            preflight([f"env={name}"])
     with pytest.raises(ConfigError, match=r"other_games cannot be imported .*; is it installed?"):
         preflight(["env=other_games:Game-v0"])
-    with pytest.raises(ConfigError, match=r"did you mean ale_py:ALE/Qbert-v5\?"):
-        preflight(["env=ALE/Qbert-v5"])
+
+
+def test_games_of_atari_have_the_names_of_gymnasium() -> None:
+    """Whether their package was imported before, or not."""
+    for _ in range(2):
+        names = ("ALE/Pong-v5", "ale_py:ALE/Pong-v5")
+        found = [preflight(["algo=ppo", f"env={name}", "recipe=atari"]).configs[0].env for name in names]
+        assert found[0] == found[1]
+        assert found[0].id == "ale_py:ALE/Pong-v5"

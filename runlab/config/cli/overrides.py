@@ -284,11 +284,16 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
     """The name of the file in conf/env/ with this Gymnasium id, or of a node that is made for it here."""
     import gymnasium
 
+    module, _, env_id = name.rpartition(":")
+    spec = gymnasium.registry.get(env_id)
+    for start, package in _PACKAGES.items():  # a package that registered such an id itself is not meant
+        unknown = spec is None or f"{spec.entry_point}".startswith(package)
+        if not module and unknown and env_id.lower().startswith(start.lower()):
+            module = package
     for file, path in files.items():
         values = environment_file(path)
-        if values.get("id") == name and not values.get("kwargs"):
+        if values.get("id") in (name, f"{module}:{env_id}") and not values.get("kwargs"):
             return file
-    module, _, env_id = name.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
@@ -307,9 +312,6 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
         )
         named = {each: f"{module}:{each}" for each in of_module} if module else {}
         hint = nearest(env_id, {each: each for each in [*gymnasium.registry, *files]} | named)
-        for start, package in _PACKAGES.items():
-            if env_id.startswith(start) and not module:
-                hint = f"did you mean {package}:{env_id}? "
         raise ConfigError(
             f"env={name}: no such environment; {hint}allowed: any id registered in Gymnasium, package:id for "
             f"one that the import of a package registers, or {few([*files], ENOUGH, f'{CONF_NAME}/env/')}"
