@@ -20,7 +20,7 @@ class SACConfig(OffPolicyConfig):
     learn_alpha: bool = setting()
     alpha_init: float = positive()
     target_entropy: float | None = number(-1e6, 1e6)
-    network: str = choice("mlp", "residual")
+    network: str = choice("mlp", "residual", aliases="critic_norm")
     log_std_min: float = number(-20.0, 2.0)
     log_std_max: float = number(-20.0, 4.0)
 
@@ -29,11 +29,14 @@ class SACConfig(OffPolicyConfig):
         if self.log_std_min >= self.log_std_max:
             yield f"algo.log_std_min={self.log_std_min} must be below algo.log_std_max={self.log_std_max}"
         if self.network == "residual" and len(set(self.hidden_sizes)) != 1:
-            yield f"algo.hidden_sizes={self.hidden_sizes}: residual networks need equal sizes, as [128,128]"
+            wrong = f"algo.hidden_sizes={self.hidden_sizes}"
+            yield f"{wrong}: algo.network=residual needs equal sizes, as [128,128]; use algo.network=mlp"
 
-    def multiplications(self, num_envs: int) -> int:
-        inner = 4 if self.network == "residual" else 1
-        return inner * OffPolicyConfig.multiplications(self, num_envs)
+    def layers(self) -> list[int]:
+        if self.network == "residual":  # two layers in each block
+            blocks = [width for size in self.hidden_sizes for width in (4 * size, size)]
+            return [*self.hidden_sizes[:1], *blocks]
+        return self.hidden_sizes
 
 
 ENTRY = Entry(

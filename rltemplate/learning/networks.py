@@ -70,10 +70,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu":
 
 
 def mlp(
-    sizes: Sequence[int],
-    activation: str,
-    generator: torch.Generator,
-    orthogonal_gain: float | None = None,
+    sizes: Sequence[int], activation: str, generator: torch.Generator, orthogonal_gain: float | None = None
 ) -> Rows:
     """Linear layers of the given sizes with `activation` between them.
 

@@ -176,7 +176,9 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         return Rollout(
             obs=every_obs,  # with images most of the memory: where nothing changes them, they are kept once
             normalized_obs=every_obs if alike else torch.stack([each.normalized_obs for each in decisions]),
-            extras=_stacked([decision.extras for decision in decisions]),
+            extras=pytree.tree_map(
+                lambda *of_steps: torch.stack(of_steps), *(each.extras for each in decisions)
+            ),
             action=torch.stack([decision.action for decision in decisions]),
             log_prob=torch.stack([decision.log_prob for decision in decisions]),
             reward=reward,
@@ -243,9 +245,3 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         """Parts of the network side by side, (B, ...), for observations (B, O)."""
         outputs = self.net.apply(self.state.net.params, rows, self.no_extras, *parts)
         return torch.cat([output.reshape(len(rows), -1) for output in outputs], 1)
-
-
-def _stacked(steps: list[Extras]) -> Extras:
-    """The extras (N, ...) of T steps as (T, N, ...)."""
-    stacked: Extras = pytree.tree_map(lambda *each: torch.stack(each), *steps)
-    return stacked

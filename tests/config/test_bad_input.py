@@ -38,6 +38,10 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
     ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2667.3 GiB, and this"),
     (
+        f"train algo=sac env=Pendulum algo.network=residual algo.hidden_sizes=[{','.join(['16384'] * 16)}]",
+        "training these networks takes 1024.0 GiB, and this machine has",
+    ),
+    (
         "train algo.num_steps=1000000 env.num_envs=65536 algo.num_minibatches=65536",
         "algo.num_steps=1000000 x env.num_envs=65536: a rollout takes 2685.5 GiB, and this machine has",
     ),
@@ -115,7 +119,7 @@ CALLS += [
         ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
         ("algo.learning_rate=inf", "algo.learning_rate=inf: must be finite"),
         ("algo.hidden_sizes=64", "expected a list, as [64,64]"),
-        ("algo=sac algo.network=residual algo.hidden_sizes=[8,9]", "residual networks need equal sizes"),
+        ("algo=sac algo.network=residual algo.hidden_sizes=[8,9]", "algo.network=residual needs equal sizes"),
         ("algo.hidden_sizes=[]", "algo.hidden_sizes=[]: needs at least one", "[64,64]"),
         ("determinism.cublas_workspace=:4096:2", "did you mean :4096:8?", "allowed: :4096:8, :16:8, null"),
         ("logger.wandb=true", "logger.wandb.enabled"),

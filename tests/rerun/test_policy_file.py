@@ -60,8 +60,9 @@ class Policy:
 
 
 def export(configure: Configure, folder: Path, algo: str) -> Path:
-    """A policy file of an algorithm on CartPole."""
-    config = configure(*small(algo, "algo.hidden_sizes=[16,16]", env="CartPole"))
+    """A policy file of an algorithm on CartPole, or on Pendulum."""
+    env = "Pendulum" if algo == "sac" else "CartPole"
+    config = configure(*small(algo, "algo.hidden_sizes=[16,16]", env=env))
     algorithm, _ = build(config)
     algorithm.train_iteration()
     Checkpoints(folder, to_dict(config), 1).save(64, algorithm.state_dict(), None)
@@ -291,7 +292,13 @@ def test_a_policy_file_of_wrong_shape_is_refused_in_a_line(
     assert not Path("executed").exists()
 
 
+def enlarged(policy: Policy) -> None:
+    """One residual block of thousands of numbers, whose layers are all inner ones."""
+    policy.config["algo"] |= {"network": "residual", "hidden_sizes": [4096]}
+
+
 VARIANTS: dict[str, list[tuple[Change, str]]] = {
+    "sac": [(enlarged, "its networks are larger: ")],
     "ppo_moe": [
         (put("config.algo.num_experts", 1024), "its networks are larger: "),
         (put("config.algo.num_experts", 7), "does not fit what this code makes"),
@@ -312,7 +319,7 @@ VARIANTS: dict[str, list[tuple[Change, str]]] = {
 
 
 @pytest.mark.parametrize("algo", VARIANTS)
-def test_wrong_files_of_variants_of_ppo_are_refused_in_a_line_and_the_right_one_plays(
+def test_wrong_files_of_other_algorithms_are_refused_in_a_line_and_the_right_one_plays(
     algo: str, configure: Configure, tmp_path: Path, refused: Refused
 ) -> None:
     """A small file builds no network that is larger than the file."""
