@@ -86,7 +86,7 @@ ENVS = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
 
-gymnasium.register("Brought-v0", CartPoleEnv, max_episode_steps=50)
+gymnasium.register("MiniGrid-Brought-v0", CartPoleEnv, max_episode_steps=50)
 """
 ENTRY_POINTS = """
 [runlab.algorithms]
@@ -156,13 +156,13 @@ def test_what_packages_bring_trains_and_a_sink_gets_every_row(
 ) -> None:
     words = [word for word in small("ppo") if not word.startswith(("algo=", "env=", "env.num_envs="))]
     words[words.index("algo.num_steps=16")] = "algo.num_steps=4"
-    words += ["algo=own", "env=Brought-v0", "logger.sinks.csv.file=table.csv", *QUIET]
+    words += ["algo=own", "env=MiniGrid-Brought-v0", "logger.sinks.csv.file=table.csv", *QUIET]
     done = run_train(fork, tmp_path, *words, status=0, PYTHONPATH=brought)
     assert "note: algo=broken: brought_package.nowhere:BROKEN cannot be loaded" in done.stderr
     config = (tmp_path / "run/config.yaml").read_text()
     assert "name: own" in config
     assert "num_envs: 8" in config  # from the file of the algorithm
-    assert "id: brought_package.envs:Brought-v0" in config
+    assert "id: brought_package.envs:MiniGrid-Brought-v0" in config
     assert git(fork, "for-each-ref", f"refs/runs/{record(tmp_path / 'run')['id']}") != ""
     head, *table = [line.split(",") for line in (tmp_path / "run/table.csv").read_text().splitlines()]
     assert head == ["env_steps", "metric", "value"]

@@ -194,12 +194,18 @@ def _typed(values: Mapping[str, Any]) -> DictConfig:
     check_kinds(values)
     if isinstance(logger := values.get("logger"), Mapping):  # earlier versions had the key journal
         values = {**values, "logger": {key: logger[key] for key in logger if key != "journal"}}
-    former = ALGORITHMS[name].former
-    kept = {key: value for key, value in algo.items() if key not in former or value != former[key]}
-    values = {**values, "algo": kept}
+    entry = ALGORITHMS[name]
+    gone = entry.former.keys() - {each.name for each in fields(entry.config)}
+    for key in sorted(gone & algo.keys()):
+        if algo[key] != entry.former[key]:
+            raise ConfigError(
+                f"algo.{key}={algo[key]}: algo={name} has only what {entry.former[key]} meant; earlier code, "
+                "such as that of the run, has the other values"
+            )
+    values = {**values, "algo": {key: algo[key] for key in algo if key not in gone}}
     with in_one_line():
         schema = OmegaConf.structured(Config)
-        OmegaConf.update(schema, "algo", OmegaConf.structured(ALGORITHMS[name].config), merge=False)
+        OmegaConf.update(schema, "algo", OmegaConf.structured(entry.config), merge=False)
         merged = OmegaConf.merge(schema, literal(values))
     assert isinstance(merged, DictConfig)
     return merged

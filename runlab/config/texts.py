@@ -74,6 +74,12 @@ def error_text(error: BaseException) -> str:
         return ""
 
 
+def package_of(env_id: str) -> str:
+    """The package with games of Atari or with MiniGrid, for an id that begins as theirs do; else nothing."""
+    packages = {"ale/": "ale_py", "minigrid-": "minigrid"}
+    return next((package for start, package in packages.items() if env_id.lower().startswith(start)), "")
+
+
 def to_install(error: BaseException) -> str:
     """The packages of Atari to install, if an error says that one is missing; Gymnasium names another one."""
     missing = "opencv" in str(error) or (isinstance(error, ImportError) and "ale_py" in str(error))

@@ -22,7 +22,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from runlab.config.project import project
 from runlab.config.schema import EnvConfig
-from runlab.config.texts import choose, error_text, first_line, nearest, to_install
+from runlab.config.texts import choose, error_text, first_line, nearest, package_of, to_install
 from runlab.determinism import denormals
 from runlab.envs import wrappers
 from runlab.envs.exits import exits_are_errors, forks_end_here
@@ -83,7 +83,9 @@ def make_env(config: EnvConfig, render_mode: str | None = None, training: bool =
             **config.kwargs,
         )
     except (gym.error.Error, ImportError) as error:
-        raise ConfigError(f"env.id={config.id}: {first_line(error)}{to_install(error)}") from error
+        package = package_of(config.id)
+        cure = f"; use env.id={package}:{config.id}" if package else to_install(error)
+        raise ConfigError(f"env.id={config.id}: {first_line(error)}{cure}") from error
     except _MISTAKES as error:
         if not config.kwargs:
             raise

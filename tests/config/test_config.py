@@ -190,5 +190,17 @@ def test_a_former_hyperparameter_is_read_with_the_value_that_changes_nothing() -
     now = compose("algo=sac", "num_threads=1", "compile=false")
     values = to_dict(now)
     assert complete({**values, "algo": {**values["algo"], "critic_norm": "none"}}) == (now, {})
-    with pytest.raises(ConfigError, match="critic_norm"):
+    with pytest.raises(ConfigError, match=r"^algo.critic_norm=layer: algo=sac has only what none meant;"):
         complete({**values, "algo": {**values["algo"], "critic_norm": "layer"}})
+    with pytest.raises(
+        ConfigError, match=r"algo\.critic_norm=none: no such key; did you mean algo\.network\?"
+    ):
+        preflight(["algo=sac", "env=Pendulum", "algo.critic_norm=none"])
+
+
+def test_a_hyperparameter_that_there_is_is_no_former_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = compose("algo=sac", "num_threads=1", "compile=false")
+    gamma = to_dict(now)["algo"]["gamma"]
+    monkeypatch.setitem(ALGORITHMS, "sac", dataclasses.replace(ALGORITHMS["sac"], former={"gamma": gamma}))
+    assert complete(to_dict(now)) == (now, {})
+    assert compose("algo=sac", "num_threads=1", "compile=false") == now

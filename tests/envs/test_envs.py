@@ -422,6 +422,8 @@ def test_packages_of_atari_that_are_missing_are_named(monkeypatch: pytest.Monkey
             preflight([f"env={name}"])
     with pytest.raises(ConfigError, match=r"other_games cannot be imported .*; is it installed?"):
         preflight(["env=other_games:Game-v0"])
+    with pytest.raises(ConfigError, match=r"use env.id=minigrid:MiniGrid-Empty-5x5-v0$"):
+        make_env(env_config("MiniGrid-Empty-5x5-v0"))  # as a file of conf/env/ may have it
 
 
 def test_games_of_atari_have_the_names_of_gymnasium() -> None:

@@ -25,7 +25,7 @@ from runlab.config.entry_points import brought, load
 from runlab.config.loading import CONF_NAME, environment_file, literal
 from runlab.config.project import ALGORITHMS, as_typed
 from runlab.config.schema import NONE, OPTIONAL, check_kinds, key_types
-from runlab.config.texts import ENOUGH, choose, few, first_line, nearest, to_install, with_digits
+from runlab.config.texts import ENOUGH, choose, few, first_line, nearest, package_of, to_install, with_digits
 from runlab.config.yaml_files import DEEPEST, MAX_DIGITS
 from runlab.errors import ConfigError
 
@@ -52,8 +52,6 @@ _ELSEWHERE = {
     "logger=wandb": "track wandb",
     "video_every": "capture_video",
 }
-# Packages that register ids, by the beginning of these.
-_PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid"}
 _MEANS = {"gpu": "cuda"}  # by its letters it is nearest to cpu
 _SEVERAL = "; a sweep over several is written without brackets, as 1,2"
 _KINDS: dict[Any, str] = {
@@ -285,11 +283,13 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
     import gymnasium
 
     module, _, env_id = name.rpartition(":")
-    spec = gymnasium.registry.get(env_id)
-    for start, package in _PACKAGES.items():  # a package that registered such an id itself is not meant
-        unknown = spec is None or f"{spec.entry_point}".startswith(package)
-        if not module and unknown and env_id.lower().startswith(start.lower()):
-            module = package
+    for point in brought("envs"):
+        if not module and env_id not in gymnasium.registry:
+            load(f"env={name}", "envs", point)
+            module = brought("envs")[point].module if env_id in gymnasium.registry else ""
+    spec, package = gymnasium.registry.get(env_id), package_of(env_id)
+    if not module and (spec is None or f"{spec.entry_point}".startswith(package)):
+        module = package
     for file, path in files.items():
         values = environment_file(path)
         if values.get("id") in (name, f"{module}:{env_id}") and not values.get("kwargs"):
@@ -301,10 +301,6 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
         why = first_line(error)
         cure = to_install(error) or "; is it installed?"
         raise ConfigError(f"env={name}: {module} cannot be imported ({why}){cure}") from error
-    for point in brought("envs"):
-        if not module and env_id not in gymnasium.registry:
-            load(f"env={name}", "envs", point)
-            module = brought("envs")[point].module if env_id in gymnasium.registry else ""
     if env_id not in gymnasium.registry:
         # The registry has ids of the module as well, which need its name in front.
         of_module = (
