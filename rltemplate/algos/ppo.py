@@ -53,7 +53,8 @@ def encoder_of(
     """An encoder of the observations, None for vectors, and the size of its output."""
     if not image_shape:
         return None, obs_size
-    encoder = Encoder(config.encoder, image_shape, config.encoder_size, config.orthogonal_init, rng)
+    init = config.orthogonal_init, rng
+    encoder = Encoder(config.encoder, image_shape, config.encoder_size, *init, config.standardize_images)
     return Rows(encoder), config.encoder_size + obs_size - math.prod(image_shape)
 
 

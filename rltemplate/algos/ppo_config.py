@@ -46,6 +46,7 @@ class PPOConfig(GradientConfig):
     reward_clip: float = positive()
     encoder: str = choice("auto", "none", *SMALLEST_IMAGE)
     encoder_size: int = count(16_384, aliases="features_dim cnn_output_dim")
+    standardize_images: bool = setting()
     orthogonal_init: bool = setting()
     log_std_init: float = number(-20.0, 2.0)
 

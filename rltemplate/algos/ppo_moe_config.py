@@ -28,10 +28,7 @@ class PPOMoEConfig(PPOConfig):
     def problems(self, num_envs: int) -> Iterator[str]:
         yield from PPOConfig.problems(self, num_envs)
         if self.num_chosen > self.num_experts:
-            yield (
-                f"algo.num_chosen={self.num_chosen}: must be at most algo.num_experts={self.num_experts}, "
-                "the experts that there are"
-            )
+            yield f"algo.num_chosen={self.num_chosen}: must be at most algo.num_experts={self.num_experts}"
 
     def product_problems(self, products: str) -> Iterator[str]:
         """Numpy, which computes the products `blas`, has no bfloat16."""
@@ -48,10 +45,8 @@ class PPOMoEConfig(PPOConfig):
         """Yield the experts as well: weights, gradient and two moments, and outputs for each sample."""
         yield from PPOConfig.memory(self, num_envs, obs_size, action_size)
         *_, size_in, size_out = obs_size, *self.hidden_sizes
-        yield (
-            f"algo.num_experts={self.num_experts}: training takes",
-            4 * self.num_experts * size_in * size_out,
-        )
+        weights = self.num_experts * size_in * size_out
+        yield f"algo.num_experts={self.num_experts}: training takes", 4 * weights
         rows = self.num_steps * num_envs
         yield f"their outputs for a rollout of {rows} samples take", rows * self.num_experts * size_out
 

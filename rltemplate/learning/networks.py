@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from runlab.determinism import kernels
 
@@ -49,7 +50,7 @@ class Conv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, F, H', W')."""
-        return nn.functional.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
 
 class Tanh(nn.Module):
@@ -164,10 +165,17 @@ class Encoder(nn.Module):
     """Features (B, F) of observations (B, O) that begin with an image, and behind them the other numbers."""
 
     def __init__(
-        self, name: str, image_shape: Sequence[int], size: int, orthogonal_init: bool, rng: torch.Generator
+        self,
+        name: str,
+        image_shape: Sequence[int],
+        size: int,
+        orthogonal_init: bool,
+        rng: torch.Generator,
+        standardize: bool = False,
     ) -> None:
         super().__init__()
         self.image_shape, self.num_pixels = tuple(image_shape), math.prod(image_shape)
+        self.standardize = standardize
         self.convolutions = convolutions(name, image_shape[0], orthogonal_init, rng)
         width = self.convolutions(torch.zeros(1, *image_shape)).shape[1]
         self.linear = drawn(Linear(width, size), math.sqrt(2.0) if orthogonal_init else None, rng)
@@ -180,10 +188,13 @@ class Encoder(nn.Module):
 
     def _convolved(self, image: Tensor) -> Tensor:
         """(B, F) from pixels (B, C * H * W)."""
+        scaled = image / 255.0
+        if self.standardize:
+            scaled = F.layer_norm(scaled, scaled.shape[1:])
         # With channels last in memory, the gradients of convolutions take half the time on a CPU. Always a
         # copy: with one channel, the kernel would depend on where the pixels were before.
-        pixels = image.unflatten(1, self.image_shape).clone(memory_format=torch.channels_last)
-        return self.convolutions(pixels / 255.0)  # type: ignore[no-any-return]
+        pixels = scaled.unflatten(1, self.image_shape).clone(memory_format=torch.channels_last)
+        return self.convolutions(pixels)  # type: ignore[no-any-return]
 
 
 class GRU(nn.Module):

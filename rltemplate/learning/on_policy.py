@@ -176,9 +176,7 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         return Rollout(
             obs=every_obs,  # with images most of the memory: where nothing changes them, they are kept once
             normalized_obs=every_obs if alike else torch.stack([each.normalized_obs for each in decisions]),
-            extras=pytree.tree_map(
-                lambda *of_steps: torch.stack(of_steps), *(each.extras for each in decisions)
-            ),
+            extras=pytree.tree_map(lambda *steps: torch.stack(steps), *(each.extras for each in decisions)),
             action=torch.stack([decision.action for decision in decisions]),
             log_prob=torch.stack([decision.log_prob for decision in decisions]),
             reward=reward,
@@ -216,13 +214,9 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
         self.engine.run(self.policy_step, net.params, self.scaling(), rows[:num_envs], present, noise)
         step = self.policy_step(net.params, None, rows, memory, row_noise)
         decisions = rows, step.normalized_obs, step.extras, step.action, step.log_prob
-        obs, seen, extras, action, log_prob = pytree.tree_map(
-            lambda x: x.unflatten(0, reward.shape), decisions
-        )
+        decided = pytree.tree_map(lambda x: x.unflatten(0, reward.shape), decisions)
         ends = step.normalized_obs[:num_envs], step.normalized_obs[:0]
-        self.rehearse_updates(
-            net, Rollout(obs, seen, extras, action, log_prob, reward, zeros, zeros, *ends, [])
-        )
+        self.rehearse_updates(net, Rollout._make([*decided, reward, zeros, zeros, *ends, []]))
 
     def policy(self, obs: Tensor) -> Tensor:
         return self.net.apply(self.state.net.params, self.normalized(obs), self.extras_of(obs), "policy")[0]

@@ -72,8 +72,7 @@ class FlatModule(Generic[Output]):
                     f"the network has the buffer {name}, which no checkpoint would keep; use layers without, "
                     "such as LayerNorm, and register a constant with persistent=False"
                 )
-        self._names = list(named)
-        self._shapes = [p.shape for p in named.values()]
+        self._shapes = {name: p.shape for name, p in named.items()}
         self._sizes = [p.numel() for p in named.values()]
         self.init_params = torch.cat([p.detach().reshape(-1) for p in named.values()])  # (P,)
         # The parameters inside the module are views of `_own`, a copy of the vector `_held`.
@@ -95,10 +94,9 @@ class FlatModule(Generic[Output]):
                 self._held = params
             if params is self._held:
                 return self._forward(*inputs)  # equal results, in less time
-        parts = zip(self._names, params.split(self._sizes), self._shapes, strict=True)
-        output: Output = functional_call(
-            self.module, {name: x.view(shape) for name, x, shape in parts}, inputs
-        )
+        parts = zip(self._shapes.items(), params.split(self._sizes), strict=True)
+        views = {name: x.view(shape) for (name, shape), x in parts}
+        output: Output = functional_call(self.module, views, inputs)
         return output
 
 

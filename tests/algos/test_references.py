@@ -61,7 +61,7 @@ PPO_CASES = """
 # With pictures, whose edge decides about the encoder. Nothing is normalised.
 IMAGE_CASES = """
     image=36 image=8,beside=true image=8,beside=true,actions=discrete,masked=true image=8,encoder=impala
-    image=8,encoder_size=5,orthogonal_init=false
+    image=8,encoder_size=5,orthogonal_init=false image=8,beside=true,standardize_images=true
 """
 MOE_CASES = """
     base actions=discrete actions=several num_envs=1 hidden_sizes=[7] num_experts=3 num_experts=2

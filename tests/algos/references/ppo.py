@@ -22,7 +22,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: PPOConfig, image: int) -> None:
         super().__init__()
-        self.image = image
+        self.image, self.standardized = image, config.standardize_images
         filters = [(16, 2, 1), (32, 2, 1), (64, 2, 2)] if image < 36 else [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
         layers: list[nn.Module] = []
         if config.encoder == "impala":
@@ -44,7 +44,13 @@ class Encoder(nn.Module):
         """(B, F)."""
         colors, values = obs[:, : 3 * self.image**2], obs[:, 3 * self.image**2 :]
         pixels = torch.stack([color.view(-1, self.image, self.image) for color in colors.chunk(3, 1)], 1)
-        return torch.cat([self.last(self.layers(pixels / 255)).relu(), values], 1)
+        scaled = torch.stack([standardized(each) if self.standardized else each / 255 for each in pixels])
+        return torch.cat([self.last(self.layers(scaled)).relu(), values], 1)
+
+
+def standardized(image: Tensor) -> Tensor:
+    """Pixels of mean 0 and deviation 1, or a little less; the smallest deviation is of a grey level."""
+    return (image - image.mean()) / (image.var(correction=0) + 1e-5 * 255**2).sqrt()
 
 
 class Block(nn.Module):
