@@ -78,7 +78,7 @@ class PPOConfig(GradientConfig):
         if config.normalize_obs:
             raise ConfigError(
                 f"algo.normalize_obs=true: {codec.env_id} observes images, whose pixels are divided by 255 "
-                "instead; use algo.normalize_obs=auto"
+                "instead; use algo.normalize_obs=auto, perhaps with algo.standardize_images=true"
             )
         edge, name = min(shape[1:]), self.encoder
         if name == "auto":
