@@ -187,7 +187,7 @@ class Encoder(nn.Module):
         return torch.cat([features, beside.to(features.dtype)], 1)
 
     def _convolved(self, image: Tensor) -> Tensor:
-        """(B, F) from pixels (B, C * H * W)."""
+        """(B, F) from pixels (B, C * H * W); with `standardize` each image has mean 0 and deviation 1."""
         scaled = image / 255.0
         if self.standardize:
             scaled = F.layer_norm(scaled, scaled.shape[1:])
