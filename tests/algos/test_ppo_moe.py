@@ -332,7 +332,7 @@ def test_a_compiled_update_is_near_the_plain_one(configure: Configure) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("algo.num_chosen=9", r"algo.num_chosen=9: must be at most algo.num_experts=8, the experts"),
+        ("algo.num_chosen=9", r"algo.num_chosen=9: must be at most algo.num_experts=8"),
         ("algo.rollout_bits=0", r"algo.rollout_bits=0: must be at least 1 and at most 22"),
         ("algo.rollout_bits=23", r"algo.rollout_bits=23: must be at least 1 and at most 22"),
         ("algo.replay_routing=some", r"algo.replay_routing=some: .*allowed: all, flipped, none"),
