@@ -172,6 +172,7 @@ def test_no_value_of_a_recorded_run_brings_a_traceback(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(resume, "become", lambda job: 0)
+    monkeypatch.setattr("runlab.analysis.stats._RESAMPLES", 9)  # intervals took most of the time of `stats`
     source = recorded_run.run_dir
     good, bad = (Path("runs") / source.parent.name / f"run-{each}" for each in ("good", "bad"))
     for each in (good, bad):
