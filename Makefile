@@ -153,14 +153,18 @@ new-experiment: $(STAMP) ## a commented file for an experiment: make new-experim
 	$(call RUN,scripts/new_experiment.py,$(ARGUMENTS))
 
 ##@ Develop
+# Each process takes half of the list, so that what a file prepares is prepared once, and then a part of what the
+# other one has left.
+PROCESSES := -n 2 --dist worksteal
+
 test: $(STAMP) ## the tests: make test [ARGS="-k record"]
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 $(SPLIT)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest $(PROCESSES) $(SPLIT)
 
 test-all: $(STAMP) ## all tests that have to pass before a merge
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m "not slow" $(SPLIT)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest $(PROCESSES) -m "not slow" $(SPLIT)
 
 test-slow: $(STAMP)
-	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest -n 2 -m slow --timeout=3600 $(SPLIT)
+	@$(NO_OVERRIDES)$(SPLIT_ARGS) exec $(VENV_PYTHON) -m pytest $(PROCESSES) -m slow --timeout=3600 $(SPLIT)
 
 lint: $(STAMP) ## style, format, types, imports, spelling; changes nothing
 	@$(NO_OVERRIDES)failed=; \

@@ -145,6 +145,32 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.check_output(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
+_shared: list[Path] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_by_all_processes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where `made_once` puts folders."""
+    base = tmp_path_factory.getbasetemp()
+    _shared[:] = [base.parent if "PYTEST_XDIST_WORKER" in os.environ else base]
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the first process of these tests that needs it makes, for all of them.
+
+    Tests only read it.
+    """
+    folder = _shared[0] / f"shared-{name}"
+    made = Path(f"{folder}.made")  # in the end: another process takes nothing that is half made
+    with FileLock(f"{folder}.lock"):
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project in a repository of its own, so that runs leave their refs there."""
@@ -155,6 +181,11 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copy_project(copy: Path) -> None:
     """Puts the project as it is into a new folder, as the only commit of a repository."""
+    shutil.copytree(made_once("project", _commit_project), copy, symlinks=True)
+    git(copy, "update-index", "-q", "--refresh")  # it knows the files of the other folder
+
+
+def _commit_project(copy: Path) -> None:
     for name in git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -345,21 +376,19 @@ RECORDED += ["log_every=32", "checkpoint_every=64", "logger=none"]
 
 
 @pytest.fixture(scope="session")
-def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+def recorded_run() -> RecordedRun:
     """A finished run of PPO with trace, evaluations and checkpoints, made once for all processes.
 
     Tests only read it: copy the folder (or clone the project) to change anything.
     """
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
-    shared.mkdir(exist_ok=True)
-    project = shared / "project"
-    with FileLock(shared / "lock"):
-        if not project.exists():
-            copy_project(project)
-            run_train(project, shared, *RECORDED, status=0)
-    (run_dir,) = shared.glob("runs/*/*")
-    return RecordedRun(project, run_dir)
+
+    def make(folder: Path) -> None:
+        copy_project(folder / "project")
+        run_train(folder / "project", folder, *RECORDED, status=0)
+
+    folder = made_once("recorded", make)
+    (run_dir,) = folder.glob("runs/*/*")
+    return RecordedRun(folder / "project", run_dir)
 
 
 def record(run_dir: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import planted
 import pytest
-from conftest import NAME, ROOT
+from conftest import NAME, ROOT, made_once
 
 GROUPS = tomllib.loads((ROOT / "tests" / "algos" / "mistakes.toml").read_text(encoding="utf-8"))["group"]
 MISTAKES = {
@@ -43,16 +43,18 @@ def test_no_mistake_is_listed_twice() -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole() -> Path:
     """A copy of the project without any of the mistakes, in which all tests named in the list pass."""
-    folder = tmp_path_factory.mktemp("whole")
-    for name in (NAME, "runlab", "conf", "tests"):  # with compiled modules, which stay valid
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("default.yaml"))
-    shutil.copy2(ROOT / "pyproject.toml", folder)
-    tests = sorted({made[3] for made in MISTAKES.values()})
-    output = planted.run_tests(folder, tests)
-    assert output.splitlines()[-1].startswith(f"{len(tests)} passed"), output
-    return folder
+
+    def make(folder: Path) -> None:
+        for name in (NAME, "runlab", "conf", "tests"):  # with compiled modules, which stay valid
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("default.yaml"))
+        shutil.copy2(ROOT / "pyproject.toml", folder)
+        tests = sorted({made[3] for made in MISTAKES.values()})
+        output = planted.run_tests(folder, tests)
+        assert output.splitlines()[-1].startswith(f"{len(tests)} passed"), output
+
+    return made_once("whole", make)
 
 
 @pytest.mark.long
