@@ -138,6 +138,10 @@ def test_links_within_a_run_folder_are_no_harm_and_pipes_are(own: Own) -> None:
 def test_a_file_that_goes_while_a_folder_is_looked_at_is_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another command of the same search replaces its files."""
-    monkeypatch.setattr(Path, "rglob", lambda *_: iter([tmp_path / ".search.json.7.tmp"]))
+    """Another command of the same search replaces its files; what comes after it is looked at."""
+    gone, pipe = tmp_path / ".search.json.7.tmp", tmp_path / "pipe"
+    monkeypatch.setattr(Path, "rglob", lambda *_: iter([gone, pipe]))
     trust.check_folder(tmp_path)
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="pipe is no file"):
+        trust.check_folder(tmp_path)
