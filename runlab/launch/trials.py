@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import starmap
@@ -55,7 +55,8 @@ class Search:
         self._ranges = {key: distribution(rule) for key, rule in space.items()}
         self._study, self._database = open_study(args, folder, self._ranges)
         self._one_at_a_time, self._waits = threading.Lock(), False
-        self._failed, self._own, self._seen = 0, set[int](), set[int]()  # numbers of its trials, and of all
+        self._failed, self._seen = 0, set[int]()  # numbers of all trials
+        self._own = dict[int, Callable[[], None]]()  # its trials, also ended ones, and what unlocks them
         self._children, self._runs = Children(), ThreadPoolExecutor(workers)
         self._label = "return" if args.metric == "eval/return" else args.metric
 
@@ -107,6 +108,7 @@ class Search:
                     if sum(one.number < trial.number for one in begun) + self._failed < self._args.trials:
                         return trial
                     self._study.tell(trial, state=TrialState.FAIL)  # another folder was faster
+                    self._own[trial.number]()
                 others = [str(one.number) for one in running if one.number not in self._own]
                 if others and not self._waits:
                     self._waits = True
@@ -114,11 +116,10 @@ class Search:
             time.sleep(1)
 
     def _claim(self, trial: Trial | FrozenTrial) -> bool:
-        """Lock a trial until this process ends; False if this or another living command has it."""
+        """Lock a trial, to be unlocked once it has ended; False if this or another living command has it."""
         with suppress(InUse):
             if trial.number not in self._own:
-                lock(self._folder, _LOCK.format(trial))
-                self._own.add(trial.number)
+                self._own[trial.number] = lock(self._folder, _LOCK.format(trial))
                 return True
         return False
 
@@ -132,6 +133,7 @@ class Search:
             here = self._database is None or (self._folder / _LOCK.format(trial)).exists()
             if here and self._claim(trial):
                 self._queue_again(trial.number)
+                self._own[trial.number]()
 
     def _queue_again(self, trial: Trial | int) -> None:
         with suppress(ValueError):  # another command did it
@@ -152,7 +154,9 @@ class Search:
         except ConfigError as error:  # values that do not work together, or a failed run
             self._failed += 1
             print(f"trial {trial.number}: failed, {error}", file=sys.stderr)
-        self._show(self._study.tell(trial, value, state, skip_if_finished=True))
+        ended = self._study.tell(trial, value, state, skip_if_finished=True)
+        self._own[trial.number]()  # a command that thought it running is refused by the study
+        self._show(ended)
 
     def _try(self, trial: Trial) -> float:
         """Run a trial with each seed; the mean of the last values. Raises TrialPruned."""

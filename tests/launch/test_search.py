@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import optuna.importance
 import pytest
@@ -137,6 +137,28 @@ def test_how_much_keys_matter_is_computed_at_the_end_and_nothing_is_drawn_twice(
     record = search_record(tmp_path)
     assert (importances.call_count, record["importances"]) == (2, {"x": 1.0})
     assert len({str(each["params"]) for each in record["trials"]}) == 6
+
+
+def test_a_search_keeps_no_file_open_for_a_trial_that_has_ended(quick: Trials, tmp_path: Path) -> None:
+    open_files = list[int]()
+
+    def next_return() -> Iterator[float]:
+        for number in itertools.count():
+            open_files.append(len([*Path("/proc/self/fd").iterdir()]))
+            yield number
+
+    quick.returns = next_return()
+    assert search_in(tmp_path, "trials=6") == 0
+    assert len({*open_files}) == 1
+    # A command that read of the trials while they ran, and now finds them unlocked.
+    args = parse(["sweep=ppo-rates", "env=CartPole", f"runs_dir={tmp_path}"], Args)
+    (folder,) = tmp_path.glob("sweeps/*")
+    late = trials.Search(args, search.read_space("ppo-rates", []), folder, [1], 1)
+    ended = late._study.trials
+    with patch.object(late, "_trials", lambda *_: ended):
+        late._take_up()
+    assert (len(late._own), late._study.trials) == (6, ended)
+    assert len([*Path("/proc/self/fd").iterdir()]) <= open_files[0]
 
 
 def test_equal_trials_are_not_called_best_and_no_key_matters(
