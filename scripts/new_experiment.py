@@ -73,6 +73,7 @@ def write(args: Args) -> Path:
         recipe=f"recipe {config.recipe}" if config.recipe else f"conf/algo/{args.algo}.yaml",
         values="".join(f"# {line}\n" for line in listed.splitlines()).rstrip(),
     )
+    path.parent.mkdir(exist_ok=True)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

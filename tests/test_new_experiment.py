@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from runlab.errors import ConfigError
 def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path) -> None:
     project = tmp_path / "project"
     copy_project(project)
+    shutil.rmtree(project / "conf/experiment")  # as git leaves it to a fork that has removed all files of it
 
     def answer(script: str, *words: str) -> str:
         done = run(project, sys.executable, str(project / "scripts" / script), *words)
@@ -54,7 +56,6 @@ def test_what_cannot_become_an_experiment_is_refused(
 ) -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "new_experiment.py"))
     monkeypatch.setitem(script["write"].__globals__, "CONF", tmp_path)
-    (tmp_path / "experiment").mkdir()
     with pytest.raises(ConfigError, match=re.escape(message)):
         script["write"](script["Args"](**{"name": "other", **words}))
-    assert not [*(tmp_path / "experiment").iterdir()]
+    assert not [*tmp_path.iterdir()]
