@@ -50,7 +50,7 @@ def run_or_policy(
             raise ConfigError(f"policy={policy}: no such file in {POLICIES}; {answer}")
         file = POLICIES / f"{policy}.zip"
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / file.stem
+        run_dir = Path(folder) / paths.safe_name(file.stem)  # that of `...zip` is `..`
         try:
             _unpack(file, run_dir / paths.CHECKPOINTS)
         except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:

@@ -340,6 +340,12 @@ def test_the_file_that_the_wrong_ones_are_made_of_plays(
     assert main(["evaluate", f"policy={policy.write(tmp_path / 'good.zip')}", "episodes=1"]) == 0
 
 
+def test_a_file_of_any_name_is_unpacked_into_a_folder_that_is_removed(exported: Path, tmp_path: Path) -> None:
+    """`own_scratch` sees what is left beside the folder."""
+    file = shutil.copy(exported, tmp_path / "...zip")
+    assert main(["evaluate", f"policy={file}", "episodes=1"]) == 0
+
+
 def test_an_archive_of_other_files_or_of_zeros_is_not_unpacked(
     policy: Policy, refused: Refused, tmp_path: Path
 ) -> None:
