@@ -80,6 +80,8 @@ class Code:
         enough: Callable[[], bool] = lambda: False,
     ) -> int:
         """Run a module of the package with the job of a run in `run_dir`; its exit status."""
+        if config.get("device") == "auto":  # a record has GPUs if the run has used them
+            config = {**config, "device": "cuda" if self.record.machine.get("gpus") else "cpu"}
         job = {
             "config": config,
             "run_id": paths.new_id("again"),

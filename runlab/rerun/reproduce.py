@@ -165,14 +165,14 @@ def reproduce(
 
 def _run_again(run: Run, trace: RecordedTrace, code: Code, run_dir: Path, children: Children) -> str | None:
     """Run the recorded configuration with the recorded code, without sinks and videos; its error, if any."""
-    log, logger = run_dir.with_name(LOG), run.config["logger"]
+    log, logger = run_dir.with_name(LOG), run.config.get("logger", {})
+    if not isinstance(logger.get("wandb"), dict):  # every version had it
+        raise ConfigError(f"{run.id}: {paths.CONFIG} is damaged: it has no logger.wandb")
     off = ("console", "journal", "tensorboard")  # older code has a journal
     logger = logger | {name: False for name in off if name in logger}
     logger["wandb"] = logger["wandb"] | {"enabled": False}
     logger |= {"sinks": {}} if "sinks" in logger else {}  # older code has no such key
     config = {**run.config, "run_dir": str(run_dir), "video_every": 0, "logger": logger}
-    if config["device"] == "auto":  # a record has GPUs if the run has used them
-        config["device"] = "cuda" if run.record.machine.get("gpus") else "cpu"
     follower = _Follower(run_dir / paths.TRACE, run.dir / paths.TRACE, trace.reach[0])
     status = code.run(RUN, [], config, run_dir, log, children, follower.enough)
     error = last_words(log, status)

@@ -334,6 +334,9 @@ def test_a_folder_that_does_not_suffice(place: Place, recorded: tuple[Path, Path
         edit_record(run_dir, git=facts | changed)
         assert message in place.refused(place.run)
     edit_record(run_dir, git=facts)
+    config = run_dir / paths.CONFIG
+    config.write_text(config.read_text().replace("wandb:", "wadb:"))
+    assert f"{place.run}: config.yaml is damaged: it has no logger.wandb" in place.refused(place.run)
     (run_dir / paths.TRACE).unlink()
     assert "was made with trace=iteration" in place.refused(place.run)
     edit_record(run_dir, left_out={paths.TRACE: "33,000,000 bytes"})

@@ -10,6 +10,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from runlab.analysis.compare import compare_runs
 from runlab.errors import ConfigError
 from runlab.rerun import zoom
 from runlab.rerun.commands import compare
+from runlab.rerun.recorded_code import Code
 from runlab.rerun.ulp import compare_arrays
 from runlab.rerun.zoom import zoom_in
 from runlab.rerun.zoom_report import Zoom, report
+from runlab.run.job import JOB_VARIABLE
 from runlab.run.record import RunRecord
 
 WORDS = ["env=Pendulum", *SHRUNK["ppo"], "total_env_steps=128", "checkpoint_every=32", "logger=none"]
@@ -99,6 +102,18 @@ def test_a_run_that_does_not_repeat_is_said_to(recorded_run: RecordedRun, tmp_pa
     )
     command = f"make diff a={a} b={b} code=full"
     assert advice.startswith(f"instead: {command} shows what was changed")
+
+
+@pytest.mark.parametrize(("gpus", "device"), [([], "cpu"), ([{"name": "a GPU"}], "cuda")])
+def test_a_device_that_was_chosen_for_the_run_is_taken_again(
+    tmp_path: Path, gpus: list[dict[str, str]], device: str
+) -> None:
+    """Whatever this machine has."""
+    children = Mock()
+    code = Code(RunRecord(id="run", status="", machine={"gpus": gpus}), "c" * 40, tmp_path, (), tmp_path)
+    code.run("rerun.replay", [], {"device": "auto"}, tmp_path, tmp_path / "log", children)
+    (_, environment, _), _ = children.run.call_args
+    assert json.loads(environment[JOB_VARIABLE])["config"] == {"device": device}
 
 
 def test_long_lists_are_cut_in_the_text() -> None:
