@@ -16,11 +16,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, build, differences, env_config, job_in, rows, small
+from conftest import Configure, RecordedRun, build, differences, env_config, job_in, rows, small
 from gymnasium import spaces
 
 from runlab.__main__ import main
 from runlab.config.project import ALGORITHMS
+from runlab.envs import make
 from runlab.envs.envs import Envs
 from runlab.errors import ConfigError, RunError
 from runlab.interfaces import act_of
@@ -46,6 +47,20 @@ def train(
     config = configure(*small(algo, "logger=none", "video_every=0", "determinism=fast", *words))
     assert worker.run(replace(job_in(run_dir, configure), config=config, resume=resume)) == status
     return run_dir
+
+
+def test_an_environment_prints_nothing_into_the_document(
+    recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prints(*args: Any, **kwargs: Any) -> gym.Env[Any, Any]:
+        print("made")
+        return made(*args, **kwargs)
+
+    made = make.make_env
+    monkeypatch.setattr(make, "make_env", prints)
+    assert main(["evaluate", f"run={recorded_run.run_dir}", "episodes=1", "--json", "trust=true"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["run"], "made" in err) == (recorded_run.run_dir.name, True)
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, env_steps: int, algo: str = "ppo") -> pytest.MonkeyPatch:

@@ -40,7 +40,11 @@ class Args:
 
 def main(args: Args) -> int:
     """Print returns and lengths."""
-    with run_or_policy(args.run, args.policy, args.runs_dir, args.eval_policy) as run_dir:
+    # Standard output is for the result, and not for words of environments.
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        run_or_policy(args.run, args.policy, args.runs_dir, args.eval_policy) as run_dir,
+    ):
         from runlab.envs.exits import exits_are_errors
         from runlab.envs.make import make_env
         from runlab.interfaces import act_of
@@ -52,7 +56,6 @@ def main(args: Args) -> int:
         config, algorithm, envs = load_policy(run_dir, args.checkpoint, args.trust)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
     try:
-        # Standard output is for the result, and not for words of environments.
         with exits_are_errors(), contextlib.redirect_stdout(sys.stderr):
             policy, logged = args.eval_policy or config.eval_policy, config.env.logged_infos
             make, act = partial(make_env, config.env), act_of(algorithm, policy)
