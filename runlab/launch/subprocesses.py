@@ -58,26 +58,24 @@ class Children:
         environment: Mapping[str, str],
         log: Path,
         *,
-        out: Path | None = None,
         cwd: Path | None = None,
         enough: Callable[[], bool] = lambda: False,
         grace_s: float = 8.0,
     ) -> int:
         """Run a command to its end, or until `enough` is true; its exit status, as a shell gives it.
 
-        Its output goes to `log`, or with `out` its standard output to `out` and the rest to `log`. The first
-        signal asks it to end within `grace_s` seconds, and a second one kills it. Then this raises
-        `Interrupted`.
+        Its output goes to `log`. The first signal asks it to end within `grace_s` seconds, and a second one
+        kills it. Then this raises `Interrupted`.
         """
         self.check()
-        with log.open("wb") as errors, (out or log).open("ab") as output:
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 env={**environment, PARENT_VARIABLE: f"{os.getpid()} {signal.SIGTERM.value}"},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
-                stdout=errors if out is None else output,
-                stderr=errors,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         asked_at = math.inf

@@ -5,11 +5,12 @@ directory, environment variables, caches, load, observers, and, if the level pro
 grouping of rows. All runs must have the same trace. Then the inverse: without the additions of the level at
 least one of its checks should fail. Otherwise the checks may see nothing.
 
-A process `python -m runlab.rerun.prove CHECK ...` only runs the checks of a level, without training.
+A process `python -m runlab.rerun.prove FILE CHECK ...` only runs the checks of a level, without training.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -36,7 +37,7 @@ from runlab.config.schema import Config, Level
 from runlab.determinism.levels import PROMISES, ROW_GROUPS
 from runlab.errors import REFUSED, ConfigError
 from runlab.launch.process import worker_command, worker_environment
-from runlab.launch.subprocesses import Children, complaint, last_words, lines_of
+from runlab.launch.subprocesses import Children, complaint, last_words
 from runlab.machine import machine_facts, package_versions
 from runlab.rerun.certificate import BROKEN, HOLDS, Certificate, RunResult
 from runlab.rerun.perturbations import INVARIANT, WITHOUT, config_to_prove, inverse_config, perturbed
@@ -65,7 +66,8 @@ class Args:
 
 def main(args: Args) -> int:
     """Print the certificate, and before it on standard error a line about each run."""
-    certificate = Proof(args.words, args.times).run()
+    with contextlib.redirect_stdout(sys.stderr):  # output of environments
+        certificate = Proof(args.words, args.times).run()
     print(certificate.to_json() if args.json else f"\n{certificate.to_text()}")
     return 0 if certificate.verdict == HOLDS else 1
 
@@ -148,17 +150,17 @@ class Proof:
 
     def _try_checks(self, config: Config) -> dict[str, Any]:
         """Settings and results of the checks, from a process of their own; ConfigError if it refuses."""
-        command = [sys.executable, "-P", "-m", "runlab.rerun.prove", *PROMISES[self.level.name]]
-        environment = worker_environment(self._job("checks", config), self._environment)
         answer, log = self._scratch / "checks.json", self._scratch / "checks.log"
-        answer.unlink(missing_ok=True)
-        status = self._children.run(command, environment, log, out=answer)
+        # A file of its own: environments and their libraries may print lines at any time, also at the end.
+        words = [str(answer), *PROMISES[self.level.name]]
+        command = [sys.executable, "-P", "-m", "runlab.rerun.prove", *words]
+        environment = worker_environment(self._job("checks", config), self._environment)
+        status = self._children.run(command, environment, log)
         if status == REFUSED and (message := complaint(log)):
             raise ConfigError(message)
         if status:
             raise RuntimeError(f"the checks could not be tried: {last_words(log, status)}")
-        # Environments may print lines before it.
-        return json.loads(lines_of(answer)[-1])  # type: ignore[no-any-return]
+        return json.loads(answer.read_text())  # type: ignore[no-any-return]
 
     def _job(self, name: str, config: Config) -> Job:
         return Job(
@@ -259,5 +261,10 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
     return {"settings": settings, "checks": results}
 
 
+def _answer() -> None:
+    file, *names = sys.argv[1:]
+    Path(file).write_text(json.dumps(try_checks(Job.from_environment(), names)))
+
+
 if __name__ == "__main__":
-    sys.exit(exit_status(lambda: print(json.dumps(try_checks(Job.from_environment(), sys.argv[1:])))))
+    sys.exit(exit_status(_answer))

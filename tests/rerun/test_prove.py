@@ -7,6 +7,7 @@ after that it is the real one.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator
@@ -151,17 +152,42 @@ def test_a_ratio_that_is_not_one_breaks_the_level_invariant(tmp_path: Path) -> N
     assert [*problems_of([run], Level.invariant, RATIO), *problems_of([run], Level.repeat, RATIO)] == [said]
 
 
+# An environment that prints when it is imported and made, and when its process ends, as libraries of C do.
+NOISY = """
+import atexit, sys
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+print("imported")
+if "pytest" not in sys.modules:
+    atexit.register(print, "flushed at the end")
+
+class Noisy(CartPoleEnv):
+    def __init__(self, **kwargs):
+        print("made")
+        super().__init__(**kwargs)
+
+gym.register("Noisy-v0", Noisy)
+"""
+
+
 @pytest.mark.long
-def test_a_check_that_fails_breaks_the_proof_before_any_run(
+def test_a_check_that_fails_breaks_the_proof_before_any_run_and_environments_may_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*TINY, "determinism=invariant", "determinism.products=plain"]
+    (tmp_path / "noisy.py").write_text(NOISY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    words = [*TINY, "env=noisy:Noisy-v0", "env.max_episode_steps=40"]
+    words += ["determinism=invariant", "determinism.products=plain"]
     assert main(Args(words=words, times=2, json=True)) == 1
-    proof = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    proof = json.loads(printed.out)
+    assert "imported\nmade\n" in printed.err
     assert (proof["verdict"], proof["runs"]) == ("broken", [])
     assert {name: each["holds"] for name, each in proof["checks"].items()} == {"repeats": True, "rows": False}
-    assert "ppo on CartPole-v1: the check rows: determinism: with products=plain" in proof["sentence"]
+    assert "ppo on noisy:Noisy-v0: the check rows: determinism: with products=plain" in proof["sentence"]
 
 
 @pytest.mark.long
