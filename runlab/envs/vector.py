@@ -21,13 +21,13 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from gymnasium import spaces
 
 from runlab.config.schema import EnvConfig
-from runlab.envs.exits import forks_end_here
+from runlab.envs.exits import exits_are_errors, forks_end_here
 from runlab.envs.make import make_env
 from runlab.envs.recorder import ActionRecorder
 from runlab.errors import ConfigError, RunError
@@ -224,7 +224,7 @@ def _work(
     for request in STOP_SIGNALS:
         if signal.getsignal(request) is not signal.SIG_IGN:  # which children of an environment would inherit
             signal.signal(request, SignalHandler())
-    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    threading.Thread(target=_end_with_the_run, args=[os._exit], daemon=True).start()
     from runlab.envs.global_rng import seed_global_rng  # imports torch, which is slow
 
     table: np.ndarray = np.frombuffer(memory, dtype)
@@ -235,11 +235,12 @@ def _work(
             method, arguments = task
             answer: Any = None
             try:
-                if envs is None:
-                    seed_global_rng(seed)
-                    envs = EnvGroup(config, group, table)
-                else:
-                    answer = getattr(envs, method)(*arguments)
+                with exits_are_errors():
+                    if envs is None:
+                        seed_global_rng(seed)
+                        envs = EnvGroup(config, group, table)
+                    else:
+                        answer = getattr(envs, method)(*arguments)
             except (ConfigError, RunError) as error:
                 answer = error
             except Exception as error:
@@ -252,9 +253,9 @@ def _work(
         envs.close()
 
 
-def _end_with_the_run() -> None:
+def _end_with_the_run(end: Callable[[int], NoReturn]) -> None:
     """End this process, even in the middle of a step, once the process of the run is gone."""
     run = multiprocessing.parent_process()
     while run is not None and os.getppid() == run.pid:
         time.sleep(_LOOK_AFTER_S)
-    os._exit(1)
+    end(1)

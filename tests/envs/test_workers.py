@@ -51,6 +51,8 @@ ACTS: dict[str, Callable[[], Any]] = {
     "nan": lambda: None,
     "raises": lambda: raises(ValueError("two lines\nof text")),
     "exits": lambda: os._exit(3),
+    "sys.exit": lambda: sys.exit(3),
+    "exits by itself": lambda: os.execvp("sh", ["sh", "-c", "exit 3"]),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "sleeps": lambda: time.sleep(1000),
     "notifies": notify,
@@ -185,9 +187,24 @@ def test_a_worker_that_cannot_make_its_environment_says_why(build: Build) -> Non
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("act", ["exits", "sys.exit"])
+def test_an_environment_that_ends_its_worker_is_named_with_its_line(
+    act: str, at: int, build: Build, capfd: pytest.CaptureFixture[str]
+) -> None:
+    envs = build("Breaks-v0", 3, 3, act=act, at=at)
+    if at:
+        envs.reset()
+    line = ACTS[act].__code__.co_firstlineno
+    with pytest.raises(RunError, match=rf"test_workers\.py, line {line}, ended the process, status 3$"):
+        play(envs, 0, 10) if at else envs.reset()
+    envs.close()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("act", "at", "how"),
-    [("killed", 4, "killed by signal 9"), ("exits", 0, "exit status 3")],
+    [("killed", 4, "killed by signal 9"), ("exits by itself", 0, "exit status 3")],
 )
 def test_a_worker_that_dies_ends_the_wait(
     act: str, at: int, how: str, build: Build, capfd: pytest.CaptureFixture[str]
