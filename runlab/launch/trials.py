@@ -36,7 +36,7 @@ from runlab.launch.study import BEAT_EVERY_S, distribution, open_study
 from runlab.launch.subprocesses import Children, Interrupted, last_words
 from runlab.run import paths
 from runlab.run.continuation import only_begins_anew
-from runlab.run.files import InUse, lock, say
+from runlab.run.files import InUse, lock, say, to_stderr
 from runlab.run.job import Job, new_job, resume_job, run_folder
 from runlab.run.read import read_metrics
 from runlab.run.record import SearchRecord, SearchTrial
@@ -57,6 +57,7 @@ class Search:
         self._one_at_a_time, self._waits = threading.Lock(), False
         self._failed, self._seen = 0, set[int]()  # numbers of all trials
         self._own = dict[int, Callable[[], None]]()  # its trials, also ended ones, and what unlocks them
+        self._noted = threading.Event()  # that no row has the objective
         self._children, self._runs = Children(), ThreadPoolExecutor(workers)
         self._label = "return" if args.metric == "eval/return" else args.metric
 
@@ -161,7 +162,7 @@ class Search:
     def _try(self, trial: Trial) -> float:
         """Run a trial with each seed; the mean of the last values. Raises TrialPruned."""
         words = [*starmap(assigned, self._params(trial).items())]
-        watch = _Watch(trial, self._args.metric, len(self._seeds), self._database)
+        watch = _Watch(trial, self._args.metric, len(self._seeds), self._database, self._noted)
         for each in [self._runs.submit(self._run, trial, words, seed, watch) for seed in self._seeds]:
             each.result()
         if watch.enough():
@@ -277,10 +278,17 @@ class Search:
 class _Watch:
     """The runs of a trial, whose rows are reported as they come."""
 
-    def __init__(self, trial: Trial, metric: str, num_runs: int, database: RDBStorage | None) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        metric: str,
+        num_runs: int,
+        database: RDBStorage | None,
+        noted: threading.Event,
+    ) -> None:
         self.run_dirs: list[Path] = []
         self.over = False
-        self._trial, self._metric, self._num_runs = trial, metric, num_runs
+        self._trial, self._metric, self._num_runs, self._noted = trial, metric, num_runs, noted
         self._database, self._beat_at = database, -math.inf
         self._lock, self._sizes, self._reported = threading.Lock(), [0], -1
 
@@ -300,18 +308,24 @@ class _Watch:
                     if step > self._reported and not self.over:
                         self._trial.report(fmean(curve[step] for curve in curves), step)
                         self._reported, self.over = step, self._trial.should_prune()
+                if not (any(curves) or self._noted.is_set()) and "eval/return" in (names := self._names()):
+                    self._noted.set()  # long before the search is refused, at the end of its first trial
+                    answer = choose(self._metric, names)
+                    to_stderr(f"note: objective={self._metric}: no row has it so far; {answer}")
             return self.over
 
     def value(self) -> float:
         """The mean of the last values of the runs."""
         curves = [self._curve(run_dir) for run_dir in self.run_dirs]
         if not all(curves):
-            names = {name for run_dir in self.run_dirs for row in read_metrics(run_dir) for name in row}
-            raise RunError(f"objective={self._metric}: no row has it; {choose(self._metric, sorted(names))}")
+            raise RunError(f"objective={self._metric}: no row has it; {choose(self._metric, self._names())}")
         value = fmean(curve[-1][1] for curve in curves)
         if math.isnan(value):
             raise ConfigError(f"its {self._metric} is not a number")
         return value
+
+    def _names(self) -> list[str]:
+        return sorted({name for run_dir in self.run_dirs for row in read_metrics(run_dir) for name in row})
 
     def _curve(self, run_dir: Path) -> list[tuple[int, float]]:
         rows = read_metrics(run_dir)
