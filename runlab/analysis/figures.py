@@ -12,7 +12,7 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runlab.analysis.experiments import Experiment, Points, points, thinned
+from runlab.analysis.experiments import Experiment, Points, is_usable, points, thinned
 from runlab.config.terminal import escaped
 from runlab.run import paths
 from runlab.run.record import SearchRecord
@@ -89,7 +89,11 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
 def search_chart(folder: Path) -> Chart:
     """The trials of a search, the best value so far, and how much each key matters."""
     record = read_json(folder / paths.SEARCH, SearchRecord)
-    trials = [(each.number, each.value, each.state) for each in record.trials if each.value is not None]
+    trials = [
+        (each.number, each.value, each.state)
+        for each in record.trials
+        if each.value is not None and is_usable(each.value)
+    ]
     words = " ".join([f"sweep={record.sweep}", *record.words])
     ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")
     best_of = min if record.objective.startswith("-") else max
@@ -137,9 +141,9 @@ def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
 
 
 def _middle(experiment: Experiment, color: str, name: str) -> Line:
-    """The IQM over seeds, with its interval."""
+    """The IQM over seeds, with its interval, which a single seed does not have."""
     curve = experiment.curve
-    band = [(each.low, each.high) for _, each in curve]
+    band = [(each.low, each.high) for _, each in curve] if len(experiment.counted) > 1 else None
     return Line(name, [(step, each.value) for step, each in curve], color, band)
 
 
@@ -186,7 +190,8 @@ def page_data(chart: Chart) -> str:
             lines.append(drawn(level, dash=True))
         facts = {"title": escaped(panel.title), "across": panel.across, "widest": _widest(panel)}
         panels.append({**facts, "lines": lines})
-    text = json.dumps({"xs": [*across], "panels": panels}, separators=(",", ":"))
+    # A browser reads neither NaN nor Infinity, and would then draw none of the charts that follow.
+    text = json.dumps({"xs": [*across], "panels": panels}, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 

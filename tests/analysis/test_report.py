@@ -55,6 +55,12 @@ def panels(report: ReportPage, key: str) -> dict[str, Panel]:
     return {panel.title: panel for panel in chart.panels}
 
 
+def page_panels(report: ReportPage) -> list[dict[str, Any]]:
+    """The panels in the page, read as strictly as a browser does."""
+    texts = re.findall(r'<script type="application/json">(.*?)</script>', report.html)
+    return [panel for text in texts for panel in json.loads(text, parse_constant=pytest.fail)["panels"]]
+
+
 def test_curves_are_of_all_runs_and_statistics_of_those_that_count(tmp_path: Path) -> None:
     write_run(tmp_path, 1, [9.0, 9.0], tag="-old", started_at="2025-01-01T00:00:00.000Z")
     for seed in (1, 2, 3):
@@ -76,11 +82,13 @@ def test_curves_are_of_all_runs_and_statistics_of_those_that_count(tmp_path: Pat
 def test_experiments_of_one_environment_are_drawn_together(tmp_path: Path) -> None:
     write_run(tmp_path, 1, [1.0, 2.0])
     write_run(tmp_path, 1, [1.0, 8.0], tag="-b", config={"algo": {"gamma": 0.5}})
-    lines = panels(reported(tmp_path), "all-Thing-eval-return")["eval/return"].lines
+    report = reported(tmp_path)
+    lines = panels(report, "all-Thing-eval-return")["eval/return"].lines
     assert [(line.name, line.points[-1][1]) for line in lines] == [
         ("1. ppo default (n=1)", 2.0),
         ("2. ppo gamma=0.5 (n=1)", 8.0),
     ]
+    assert [line["band"] for line in page_panels(report)[0]["lines"]] == [None, None]
 
 
 def test_experiments_are_called_by_the_words_of_their_commands(tmp_path: Path) -> None:
@@ -197,6 +205,7 @@ def test_only_what_is_alike_is_put_together_over_environments(tmp_path: Path) ->
 def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
     outcomes = [(0, "COMPLETE", 5.0), (2, "COMPLETE", 9.0), (1, "PRUNED", 7.0), (3, "COMPLETE", 6.0)]
+    outcomes += [(4, "COMPLETE", -1.7e308), (5, "COMPLETE", 1.7e308)]  # whose distance is no number
     trials = [{"number": n, "state": state, "value": value, "params": {}} for n, state, value in outcomes]
     content = {"words": ["algo=ppo"], "sweep": "rates", "trials": trials, "importances": {"algo.gamma": 0.75}}
     for name, text in (("search-a", json.dumps(content)), ("search-b", "[]")):
@@ -211,7 +220,8 @@ def test_searches_are_drawn_with_the_best_so_far_and_importances(tmp_path: Path)
         "best so far": [(0, 5.0), (2, 9.0), (3, 9.0)],
     }
     assert importance.bars == {"algo.gamma": 0.75}
-    assert "Search sweep=rates algo=ppo: 4 trials" in text_of(report.html)
+    assert "Search sweep=rates algo=ppo: 6 trials" in text_of(report.html)
+    assert history.title in {panel["title"] for panel in page_panels(report)}
     assert "algo.gamma" in drawn(report.charts[-1], tmp_path)
     assert any("search-b" in problem for problem in report.problems)
 
