@@ -118,6 +118,10 @@ def test_films_of_experiments_are_shown_and_linked_from_where_the_page_lies(
         container.mux(sound.encode(silence))
         container.mux(sound.encode(None))
     write_video(paths.video_path(runs[1], 800), frames=1, size=(4, 1024))  # more than the limit below
+    good = paths.video_path(runs[1], 200).read_bytes()
+    for steps, old, new in ((900, b"avc1", b"\0\0\0\0"), (1000, b"Lavf", b"\xff" * 4)):  # codec, and title
+        assert old in good
+        paths.video_path(runs[1], steps).write_bytes(good.replace(old, new))
     monkeypatch.setattr(report_module, "_MOST_PIXELS", 4000)
     (tmp_path / "pages").mkdir()
     html = make_report(runs, "runs/*/*", tmp_path / "pages").html

@@ -202,7 +202,9 @@ def _films(experiment: Experiment, folder: Path) -> Iterator[tuple[str, str, str
         return
     for run in sorted(experiment.runs, key=lambda run: run.record.started_at or "", reverse=True):
         for steps, path in reversed(paths.by_steps(run.dir / paths.VIDEOS, ".mp4").items()):
-            with suppress(OSError, LookupError, StopIteration, av.FFmpegError):  # the video is cut or damaged
+            # The video may be cut, damaged or a stranger's, and av's own code raises what it meets:
+            # AttributeError for an unknown codec, UnicodeDecodeError for a title.
+            with suppress(Exception):
                 # Without a format, a list of file names would be taken for a video, and the files opened.
                 with av.open(str(path), format="mp4") as container:
                     video = container.streams.video[0]
