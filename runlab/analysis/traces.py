@@ -179,7 +179,7 @@ def open_trace(run_dir: Path, when_missing: str = "") -> RecordedTrace:
         head = msgspec.json.decode(first, type=_Head)
     except Missing:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         head = None
     if head is None or not head.readable:
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")

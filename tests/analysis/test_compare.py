@@ -222,6 +222,7 @@ BAD: dict[str, tuple[str | None, str]] = {
     "another format": (trace(format="a film"), "is no trace of this version"),
     "a format that is no text": (trace(format=[1]), "is no trace of this version"),
     "another digest": (trace(digest="sha256"), "is no trace of this version"),
+    "a first line of brackets": (f'{{"x": {"[" * 200_000}\n{trace()}', "is no trace of this version"),
     "no iteration": (trace(iterations=0), "has no iteration in trace.jsonl"),
     "damaged lines": (
         trace().replace('["step",1,"', '["step",1,"0'),
