@@ -125,8 +125,10 @@ class Difference:
     @property
     def change(self) -> str:
         one, other = single_line(self.a), single_line(self.b)
-        if one == other:
+        if one == other and self.section == CODE:
             return f"{one}, the same commit with other uncommitted changes"
+        if one == other:  # the text "1" and the number 1
+            return f"{self.a!r} -> {self.b!r}"
         return f"{one} -> {other}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import xxhash
 
 from runlab.analysis import published, stats
 from runlab.analysis.differences import resumed_with
-from runlab.analysis.runs import Run, check_name, experiment_of, single_line, text_of
+from runlab.analysis.runs import Run, check_name, experiment_of, json_of, single_line, text_of
 from runlab.analysis.stats import Interval
 from runlab.config.affects_results import code_rule, package_affects_results
 from runlab.config.project import project
@@ -24,7 +25,7 @@ from runlab.run.used_code import files_of
 
 Points = list[tuple[int, float]]  # environment steps and value
 T = TypeVar("T")
-_Parts = list[tuple[dict[str, str], list[Run]]]  # of each experiment: shared values, and runs
+_Parts = list[tuple[dict[str, str], list[Run]]]  # of each experiment: shared values as JSON, and runs
 
 _MOST_INTERVALS = 100  # along a curve; each takes a bootstrap
 _CLOSE = 1.05  # numbers of steps within this factor count as equal
@@ -181,7 +182,7 @@ def find_experiments(runs: Sequence[Run], by: str | None = None) -> list[Experim
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.id)):
         values = experiment_of(run.config)
         if by is not None:
-            values[by] = text_of(run.value(by))
+            values[by] = json_of(run.value(by))
         groups.setdefault(tuple(sorted(values.items())), []).append(run)
     parts = [(dict(values), part) for values, same in groups.items() for part in _by_code(same, codes)]
     parts.sort(key=lambda part: (part[1][0].env, part[1][0].value("algo")))
@@ -217,7 +218,11 @@ def _by_code(runs: Sequence[Run], codes: dict[str, CodeFiles | None]) -> Iterato
 
 def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> list[str]:
     """Differences from the recipe, and from most experiments with the same differences from it."""
-    changes = [] if by is None else [f"{short_key(by)}={values[by]}"]
+
+    def shown(key: str) -> str:
+        return f"{short_key(key)}={text_of(json.loads(values[key])) if key in values else 'absent'}"
+
+    changes = [] if by is None else [shown(by)]
     changes += [text for text in run.changes if by is None or not text.startswith(f"{short_key(by)}=")]
     kind = run.value("algo"), run.env, run.changes
     firsts = [(shared, part[0]) for shared, part in parts]
@@ -226,7 +231,7 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
     for key in sorted({key for each in others for key in each} - {by}):
         usual = Counter(each.get(key) for each in others).most_common(1)[0][0]
         if values.get(key) != usual:
-            words.append(f"{short_key(key)}={values.get(key, 'absent')}")
+            words.append(shown(key))
     words = [*changes, *words]
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")

@@ -141,9 +141,9 @@ _NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if n
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The part of a configuration that all runs of one experiment share, as text by dotted key."""
+    """The part of a configuration that all runs of one experiment share, as JSON by dotted key."""
     return {
-        key: text_of(value)
+        key: json_of(value)
         for key, value in leaves(config)
         if {key, key.partition(".")[0]}.isdisjoint((*_NO_EXPERIMENT, *EXECUTION_KEYS))
     }
@@ -159,7 +159,12 @@ def _status(record: RunRecord) -> str:
 
 def text_of(value: Any) -> str:
     """A value of a configuration or a record on one line."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) else json_of(value)
+
+
+def json_of(value: Any) -> str:
+    """A value as JSON, which tells "1" and 1 apart."""
+    return json.dumps(value, default=str)
 
 
 def load_run(run_dir: Path) -> Run:

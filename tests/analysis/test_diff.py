@@ -105,6 +105,11 @@ def test_factors_of_the_configuration(overrides: str, config: dict[str, Any], ex
     assert names(run("a"), run("b", overrides, config)) == expected.split()
 
 
+def test_a_text_that_looks_like_a_number_is_told_from_it() -> None:
+    a, b = (run(name, config={"env.kwargs": {"x": x}}) for name, x in (("a", "1"), ("b", 1)))
+    assert compare_records(a, b, []).factors == {"env.kwargs.x": "'1' -> 1"}
+
+
 def test_the_order_of_wrappers_is_a_factor() -> None:
     a, b = ({"env.wrappers": dict.fromkeys(order)} for order in ("AB", "BA"))
     assert names(run("a", "", a), run("b", "", b)) == ["env.wrappers"]

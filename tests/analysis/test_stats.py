@@ -175,6 +175,15 @@ def test_runs_that_differ_in_the_seed_and_in_observers_are_one_experiment(tmp_pa
     assert [each.name for each in found_in(tmp_path, "algo.gamma")][:2] == ["ppo gamma=0.99", "ppo gamma=0.9"]
 
 
+@pytest.mark.parametrize("by", [None, "env.kwargs.x"])
+def test_a_text_that_looks_like_a_number_is_another_value(tmp_path: Path, by: str | None) -> None:
+    for seed, (tag, value) in enumerate({"-a": 1, "-b": "1", "-c": True, "-d": "true"}.items()):
+        write_run(tmp_path, seed, tag=tag, config={"env": {"kwargs": {"x": value, "y": "a 'b"}}})
+    found = found_in(tmp_path, by)
+    assert [len(each.runs) for each in found] == [1] * 4
+    assert ["x=1" in each.name for each in found[1:3]] == [True, False]
+
+
 def test_other_code_is_another_experiment_unless_it_computes_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
