@@ -164,6 +164,14 @@ def existing(text: str) -> Path:
     raise ConfigError("no such folder")
 
 
+def runs_folder(text: str) -> Path:
+    """The kind of a folder of runs, which may be missing."""
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 - never raises
+    with in_a_line("cannot be read"):  # such as a name that is too long
+        path.is_dir()
+    return path
+
+
 def new_folder(text: str) -> Path:
     """The kind of a folder that is empty or can be made."""
     path = folder(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runlab.config.command_args import argument, one_of, program, switch, whole
+from runlab.config.command_args import argument, one_of, program, runs_folder, switch, whole
 from runlab.launch.command import become
 from runlab.run.continuation import ACCEPT
 from runlab.run.files import say
@@ -28,7 +28,7 @@ class Args:
     accept: str | None = argument(one_of(ACCEPT), None)
     num_workers: int | None = argument(whole(0), None, key="env.num_workers")
     trust: bool = argument(switch, False)
-    runs_dir: Path = argument(Path, Path("runs"))
+    runs_dir: Path = argument(runs_folder, Path("runs"))
 
 
 def main(args: Args) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from runlab.analysis import compare
 from runlab.analysis.runs import Run, load_run
 from runlab.analysis.traces import ITERATION_LINE, RecordedTrace, open_trace
-from runlab.config.command_args import argument, json_flag, new_folder, switch
+from runlab.config.command_args import argument, json_flag, new_folder, runs_folder, switch
 from runlab.config.loading import complete
 from runlab.config.project import as_typed
 from runlab.config.texts import few, from_here, nearest
@@ -55,7 +55,7 @@ class Args:
     run: str = argument()
     keep: Path | None = argument(new_folder, None)
     trust: bool = argument(switch, False)
-    runs_dir: Path = argument(Path, Path("runs"))
+    runs_dir: Path = argument(runs_folder, Path("runs"))
     json: bool = json_flag()
 
 
@@ -143,7 +143,7 @@ def reproduce(
         children.check()
         folder = keep
         if verdict != IDENTICAL and keep is None:
-            folder = runs_dir.expanduser() / FOLDER / run.id / paths.new_id("again")
+            folder = runs_dir / FOLDER / run.id / paths.new_id("again")
         if folder is not None:
             _keep(run_dir, folder)
         return Reproduction(

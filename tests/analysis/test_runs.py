@@ -126,3 +126,10 @@ def test_damaged_folders_are_named_and_the_others_shown(runs_dir: Path, call: Ca
     assert len(table.splitlines()) == 6
     notes = errors.splitlines()
     assert [sum(name in note for note in notes) for name in broken] == [1, 1, 1]
+
+
+def test_a_folder_of_nobody_holds_no_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(Path("~nobody-of-this-name/x")) == ("no runs under ~nobody-of-this-name/x yet\n", "")

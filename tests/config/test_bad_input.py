@@ -91,6 +91,10 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     (f"stats {ONE},nothing", "runs=nothing: no run folders there"),
     (f"stats {ONE} by=logger", "by=logger: no run has logger as a single value"),
     ("report runs=runs", "runs=runs: no run folders there", "did you mean runs='runs/*/*'?"),
+    *(
+        (f"{words} runs_dir={'x' * 300}", "cannot be read: File name too long")
+        for words in ("runs", "diff a=x b=y")
+    ),
     ("report out=runs", "out=runs: expected a file"),
     (f"diff a={SECRET} b=x", "a=(a secret)"),
 ]

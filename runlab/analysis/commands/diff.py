@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runlab.analysis.differences import CODE, MACHINE, SECTIONS, diff_runs, listed, verdict
 from runlab.analysis.runs import NOTHING, Run, cell, load_run, single_line
-from runlab.config.command_args import argument, one_of
+from runlab.config.command_args import argument, one_of, runs_folder
 from runlab.config.terminal import escaped, raw
 from runlab.run.git import changes
 from runlab.run.paths import PROJECT
@@ -30,7 +30,7 @@ class Args:
     a: str = argument()
     b: str = argument()
     code: str = argument(one_of("names", "full"), "names")
-    runs_dir: Path = argument(Path, Path("runs"))
+    runs_dir: Path = argument(runs_folder, Path("runs"))
 
 
 def main(args: Args) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 from runlab.analysis.journal import Journal
 from runlab.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, single_line, text_of
-from runlab.config.command_args import argument, file, json_flag, rest, whole
+from runlab.config.command_args import argument, file, json_flag, rest, runs_folder, whole
 from runlab.errors import ConfigError
 from runlab.run import paths
 from runlab.run.files import say
@@ -50,15 +50,16 @@ class Args:
     show: str = argument(default="")
     last: int | None = argument(whole(1), None)
     journal: Path | None = argument(file, None)
-    runs_dir: Path = argument(Path, Path("runs"))
+    runs_dir: Path = argument(runs_folder, Path("runs"))
     json: bool = json_flag()
     filters: list[str] = rest()
 
 
 def main(args: Args) -> int:
     """Print the table."""
-    runs_dir = args.runs_dir.expanduser()
-    dirs = {path.parent for name in (paths.RECORD, paths.CONFIG) for path in runs_dir.glob(f"*/*/{name}")}
+    dirs = {
+        path.parent for name in (paths.RECORD, paths.CONFIG) for path in args.runs_dir.glob(f"*/*/{name}")
+    }
     every, problems = load_runs(sorted(dirs))
     for problem in problems:
         print(f"note: {single_line(problem)}", file=sys.stderr)
@@ -88,7 +89,7 @@ def main(args: Args) -> int:
     else:
         print("\n".join(_lines(runs, names)))
     if args.journal is not None:
-        count = Journal(args.journal, runs_dir).add(runs)
+        count = Journal(args.journal, args.runs_dir).add(runs)
         say(f"{count} {'entry' if count == 1 else 'entries'} added to {args.journal}", stream=sys.stderr)
     return 0
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runlab.config.command_args import argument, file, one_of, switch, whole
+from runlab.config.command_args import argument, file, one_of, runs_folder, switch, whole
 from runlab.config.project import require
 from runlab.config.schema import EVAL_POLICIES
 from runlab.errors import ConfigError, in_a_line
@@ -69,7 +69,7 @@ class Args:
     seed: int = argument(whole(0), 0)
     out: Path | None = argument(mp4, None)
     trust: bool = argument(switch, False)
-    runs_dir: Path = argument(Path, Path("runs"))
+    runs_dir: Path = argument(runs_folder, Path("runs"))
 
 
 def main(args: Args) -> int:
