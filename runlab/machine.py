@@ -41,9 +41,10 @@ _CPU_MODEL = (
 
 
 def usable_cores() -> int:
-    """The CPU cores that this process may use."""
+    """The CPU cores that this process may use; with a quota of CPU time, as in a container, at most that."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    return max(1, min([cores, *(quota // period for quota, period in _group_limits("cpu.max"))]))
 
 
 def machine_facts() -> dict[str, Any]:
@@ -148,18 +149,22 @@ def _first_core() -> dict[str, str]:
     return {}
 
 
-@cache  # called for each job of a sweep
 def usable_memory() -> int:
     """Bytes of memory that this process may use."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    # Limits of parent groups hold as well. In a container the path may be the one of the host while the group
-    # is mounted at the root: some of these folders then do not exist.
+    limits = [limit for limit, *_ in _group_limits("memory.max")]
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
+
+
+@cache  # called for each job of a sweep
+def _group_limits(name: str) -> list[list[int]]:
+    """The numbers in the files `name` of this process's control group and its parents, if all are numbers.
+
+    Limits of parent groups hold as well. In a container the path may be the one of the host while the group
+    is mounted at the root: some of these folders then do not exist.
+    """
     group = _CGROUPS / (_text("/proc/self/cgroup") or "").rpartition(":")[2].lstrip("/")
-    for level in (group, *group.parents):
-        limit = _text(level / "memory.max") or ""
-        if limit.isdigit():
-            limits.append(int(limit))
-    return min(limits)
+    words = [(_text(level / name) or "").split() for level in (group, *group.parents)]
+    return [[*map(int, each)] for each in words if each and all(map(str.isdigit, each))]
 
 
 def _text(path: Path | str) -> str | None:

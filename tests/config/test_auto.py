@@ -83,3 +83,25 @@ def test_without_a_compiler_a_line_says_what_is_lost(monkeypatch: pytest.MonkeyP
     (line,) = plan.auto
     assert "apt install g++" in line
     assert "g++" not in preflight([*PPO, "total_env_steps=50000", "local=null"]).auto[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "parent", "cores"),
+    [
+        ("max 100000", "max 100000", 8),
+        ("250000 100000", "max 100000", 2),
+        ("max 100000", "300000 100000", 3),
+        ("50000 100000", "300000 100000", 1),
+    ],
+)
+def test_the_limits_of_a_container_are_those_of_all_its_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, parent: str, cores: int
+) -> None:
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path / "group")
+    monkeypatch.setattr(machine, "_group_limits", machine._group_limits.__wrapped__)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    (tmp_path / "group").mkdir()
+    for folder, quota, memory in ((tmp_path / "group", own, "max"), (tmp_path, parent, "5000")):
+        (folder / "cpu.max").write_text(f"{quota}\n")
+        (folder / "memory.max").write_text(f"{memory}\n")
+    assert (machine.usable_cores(), machine.usable_memory()) == (cores, 5000)
