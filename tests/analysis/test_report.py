@@ -335,6 +335,19 @@ def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> 
     assert points == [("1", "100", "1.0"), ("1", "200", "2.0"), ("2", "100", "1.0"), ("2", "200", "4.0")]
 
 
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@"])
+def test_no_name_in_the_curves_is_a_formula(tmp_path: Path, sign: str) -> None:
+    evil = f'{sign}HYPERLINK("x")'
+    git = {"ref": "x", "tree": None, "base_commit": evil, "dirty": False}
+    write_run(tmp_path, 1, [-5.0], env=evil, config={"algo": {"name": evil}}, git=git)
+    write_run(tmp_path, 2, [-5.0], git={})
+    with write_curves(reported(tmp_path).experiments, tmp_path / "curves.csv").open(newline="") as file:
+        plain, row = sorted(csv.DictReader(file), key=lambda row: row["algo"] != "ppo")
+    assert (row["algo"], row["env"], row["return"]) == (f"'{evil}", f"'{evil}", "-5.0")
+    assert not [value for value in row.values() if value.startswith(sign) and value != "-5.0"]
+    assert plain["commit"] == "-"
+
+
 def test_the_command_puts_the_page_beside_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

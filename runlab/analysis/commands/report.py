@@ -24,7 +24,7 @@ from urllib.parse import quote
 from runlab.analysis import aggregate, figures
 from runlab.analysis.experiments import Experiment, find_experiments, points
 from runlab.analysis.page_server import PageServer
-from runlab.analysis.runs import SHOWN, Run, cell, load_runs, single_line
+from runlab.analysis.runs import NOTHING, SHOWN, Run, cell, load_runs, single_line
 from runlab.config.command_args import argument, file, folder, make_folder, switch
 from runlab.config.terminal import escaped
 from runlab.config.texts import readable
@@ -43,6 +43,7 @@ _FIRST = ("seed", "return", "steps", "status")  # columns that a narrow window s
 _TEX = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"})
 _TEX |= {ord(sign): f"{{{sign}}}" for sign in "[*"}  # arguments of the command before them
 _TEX |= str.maketrans({"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
+_FORMULA = ("=", "+", "-", "@")
 _COLUMNS = [*_FIRST, *(name for name in SHOWN if name not in ("algo", "env", *_FIRST))]
 
 
@@ -233,9 +234,15 @@ def write_curves(experiments: Sequence[Experiment], path: Path) -> Path:
         for each in experiments:
             for run in each.counted:
                 names = (each.number, each.algo, each.env, each.by, run.config["seed"], run.id)
-                code = cell(run, "commit")
-                writer.writerows((*names, code, *point) for point in points(run, each.score))
+                row = [_no_formula(name) for name in (*names, cell(run, "commit"))]
+                writer.writerows((*row, *point) for point in points(run, each.score))
     return path
+
+
+def _no_formula(name: Any) -> Any:
+    """A name from a run folder as a cell: a spreadsheet would compute one that begins with such a sign."""
+    formula = isinstance(name, str) and name.startswith(_FORMULA) and name != NOTHING
+    return f"'{name}" if formula else name
 
 
 def write_table(experiments: Sequence[Experiment], path: Path) -> Path:
