@@ -123,18 +123,35 @@ def open_database(url: str) -> RDBStorage:
         raise ConfigError("storage: expected a URL of SQLAlchemy as in postgresql://USER@HOST/NAME") from None
 
 
+class _Lock(JournalFileOpenLock):
+    """The lock of a journal, which Optuna takes to append. Who has it first cuts half a line off the end.
+
+    A machine that lost its power, a full disk or a killed command leaves one. Another command that shares the
+    study would append to it, and make a line that nobody can read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(str(file))
+        self._file = file
+
+    def acquire(self) -> bool:
+        super().acquire()  # waits for 30 seconds if a command was killed while it had the lock
+        try:
+            with self._file.open("rb+") as journal:
+                journal.seek(max(0, journal.seek(0, os.SEEK_END) - 1))
+                if journal.read() not in (b"\n", b""):
+                    journal.seek(0)
+                    journal.truncate(journal.read().rfind(b"\n") + 1)
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+
 def open_journal(file: Path) -> BaseStorage:
     """A study's storage in a file. Raises ConfigError for one that is no journal."""
-    backend = JournalFileBackend(str(file), lock := JournalFileOpenLock(str(file)))
-    lock.acquire()  # waits for 30 seconds if a command was killed in the middle of a line
     try:
-        lines = file.read_bytes()
-        if not lines.endswith(b"\n"):  # of a machine that lost its power, or had a full disk
-            os.truncate(file, lines.rfind(b"\n") + 1)
-    finally:
-        lock.release()
-    try:
-        return JournalStorage(backend)
+        return JournalStorage(JournalFileBackend(str(file), _Lock(file)))
     except Exception as error:  # it may have come from somebody else, and have anything
         raise ConfigError(f"{file} is no journal of Optuna: {first_line(error)}") from error
 

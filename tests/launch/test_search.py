@@ -410,6 +410,21 @@ def test_a_journal_that_was_cut_in_a_line_goes_on_and_another_file_is_refused(
         search_in(tmp_path, "trials=2")
 
 
+def test_a_line_that_another_command_left_is_cut_before_the_next(tmp_path: Path) -> None:
+    """As of a full disk, while this command goes on."""
+    file = tmp_path / "study.journal"
+    mine = optuna.create_study(study_name="x", storage=open_journal(file))
+    mine.ask()
+    for torn in ("{", f'{{"op_code":5,{" " * 100_000}'):
+        with file.open("a") as journal:
+            journal.write(torn)
+        mine.tell(mine.ask(), 1.0)
+    others = optuna.load_study(study_name="x", storage=open_journal(file)).trials
+    assert [each.state.name for each in others] == ["RUNNING", "COMPLETE", "COMPLETE"]
+    assert [*map(json.loads, file.read_text().splitlines())]
+    assert [*tmp_path.iterdir()] == [file]
+
+
 @pytest.mark.parametrize(("beats", "numbers"), [(0.2, [0]), (1000.0, [1])])
 def test_a_long_trial_in_a_database_shows_life_and_a_silent_one_is_queued_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: float, numbers: list[int]
