@@ -62,7 +62,10 @@ def to_config(composed: DictConfig, jobs: int = 1) -> Config:
     with in_one_line():
         auto = auto_keys(composed)
         if missing := sorted(OmegaConf.missing_keys(composed)):
-            raise ConfigError(f"no value for {missing[0]}: set it in a file of conf/, or on the command line")
+            raise ConfigError(
+                f"no value for {missing[0]}: ??? stands for none; set it in a file of conf/, or on the "
+                "command line"
+            )
         if OmegaConf.get_type(composed) is ComposedConfig:
             composed = _without_auto(composed)
         config = OmegaConf.to_object(composed)

@@ -83,6 +83,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("prove seed=range(3)", "a proof is about one configuration"),
     ("prove run_dir=x", "run_dir=x: each run of a proof has its own folder; use runs_dir"),
     ("prove trace=off", "trace=off: a proof compares traces; use trace=iteration or trace=step"),
+    *((f"runs return={text}", f"error: return={text}: expected a number after >") for text in (">", ">x")),
     ("runs sort=-retorn", "sort=-retorn: no run has retorn as a single value; did you mean return?"),
     ("train num_threads=0 seed=1,2", "num_threads=0: must be at least 1"),
     ("train env.num_workers=some seed=1,2", "env.num_workers=some: expected auto, or a whole number"),
@@ -104,6 +105,7 @@ CALLS += [
     for words, *says in [
         # keys
         ("learning_rate=1e-3", "no such key; did you mean algo.learning_rate? allowed: algo, debug, "),
+        ("note=???", "no value for note: ??? stands for none; set it in a file of conf/, or on the command "),
         ("track=true", "did you mean logger=wandb?"),
         ("algo=sac algo.clip_coef=0.1", "algo=sac has no such key, algo=ppo has"),
         ("env.id=Hopper-v5", "choose it with env="),

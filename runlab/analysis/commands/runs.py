@@ -69,7 +69,7 @@ def main(args: Args) -> int:
         if not wanted:
             raise ConfigError(f"{text}: a value is missing after '='")
         check_name(every, key, text)
-        runs = [run for run in runs if key in run.values and _matches(run.values[key], wanted)]
+        runs = [run for run in runs if key in run.values and _matches(run.values[key], wanted, text)]
     runs = runs[-(args.last or 0) :]
     if args.sort is not None:
         check_name(every, args.sort.removeprefix("-"), f"sort={args.sort}")
@@ -118,7 +118,7 @@ def _sorted(runs: Sequence[Run], key: str) -> list[Run]:
     return sorted(present, key=rank, reverse=key[0] == "-") + lacking
 
 
-def _matches(value: Any, text: str) -> bool:
+def _matches(value: Any, text: str, argument: str) -> bool:
     sign = next((sign for sign in _COMPARISONS if text.startswith(sign)), None)
     bound = text.removeprefix(sign or "").strip()
     if sign in (None, "!="):
@@ -127,7 +127,7 @@ def _matches(value: Any, text: str) -> bool:
         return _COMPARISONS[sign](value, bound)
     numbers = _number(text_of(value)), _number(bound)
     if numbers[1] is None:
-        raise ConfigError(f"{sign}{bound}: expected a number after {sign}")
+        raise ConfigError(f"{argument}: expected a number after {sign}")
     return None not in numbers and _COMPARISONS[sign](*numbers)
 
 
