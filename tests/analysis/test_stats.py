@@ -100,6 +100,9 @@ def test_the_command_says_seeds_intervals_target_and_verdict(
     assert "run-9: interrupted" in output.err
     assert main(["stats", "statistic=mean"]) == 0
     assert "sac is better than ppo: mean higher by 790.0 (" in capsys.readouterr().out
+    for chosen, first in (("runs/*/*", "ppo against sac"), ("runs/sac-*/*,runs/*/*", "sac against ppo")):
+        assert main(["stats", f"runs={chosen}"]) == 0
+        assert f"\n{first} on Hopper\n" in capsys.readouterr().out
 
 
 def test_a_difference_is_told_where_it_is_and_not_where_it_is_luck(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ class Args:
     """Statistics over seeds: [runs='runs/*/*'] [by=KEY] [statistic=iqm|mean|median].
 
     Final returns of each experiment, which is all runs that differ only in the seed, and whether it differs
-    from the first one in its environment. `by=KEY` shows the value of a key, and keeps its values apart.
+    from the first one in its environment: that of the first of several `runs=A,B`, else of the first
+    algorithm by name. `by=KEY` shows the value of a key, and keeps its values apart.
     """
 
     runs: str = argument(default="runs/*/*")
@@ -32,7 +33,9 @@ class Args:
 
 def main(args: Args) -> int:
     """Print experiments and comparisons."""
-    runs, left = load_runs(find_run_dirs(args.runs))
+    parts = [find_run_dirs(part) for part in args.runs.split(",")]
+    place = {run_dir: number for number, part in reversed([*enumerate(parts)]) for run_dir in part}
+    runs, left = load_runs(dict.fromkeys(run_dir for part in parts for run_dir in part))
     every = find_experiments(runs, args.by)
     left += [line for each in every for line in each.left_out()]
     experiments = [each for each in every if each.counted]
@@ -40,11 +43,12 @@ def main(args: Args) -> int:
         raise ConfigError(f"runs={args.runs}: no finished run with a return; {left[0]}")
     for line in left:
         print(f"left out: {line}", file=sys.stderr)
-    parts = [list(_about(each, args.statistic)) for each in experiments]
-    first = {each.env: each for each in reversed(experiments)}
+    blocks = [list(_about(each, args.statistic)) for each in experiments]
+    ranked = sorted(experiments, key=lambda each: min(place[run.dir] for run in each.runs))
+    first = {each.env: each for each in reversed(ranked)}
     pairs = [(first[each.env], each) for each in experiments if each is not first[each.env]]
     compared = [compare(a, b, args.statistic) for a, b in pairs]
-    print("\n\n".join("\n".join(lines) for lines in [*parts, *compared]))
+    print("\n\n".join("\n".join(lines) for lines in [*blocks, *compared]))
     if any(len(each.counted) < stats.FEW for each in experiments):
         print(f"\ncaution: {stats.FEW_SEEDS}")
     if len(compared) > 1:
