@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -307,7 +308,10 @@ def _environment(name: str, files: Mapping[str, Path]) -> str:
             each for each, spec in gymnasium.registry.items() if f"{spec.entry_point}".startswith(module)
         )
         named = {each: f"{module}:{each}" for each in of_module} if module else {}
-        hint = nearest(env_id, {each: each for each in [*gymnasium.registry, *files]} | named)
+        names = {each: each for each in [*gymnasium.registry, *files]} | named
+        bare = partial(re.sub, r"-v\d+$", "")  # an equal version makes no names alike
+        alike = {each: names[each] for each in names if nearest(bare(env_id), [bare(each)])}
+        hint = nearest(env_id, alike)
         raise ConfigError(
             f"env={name}: no such environment; {hint}allowed: any id registered in Gymnasium, package:id for "
             f"one that the import of a package registers, or {few([*files], ENOUGH, f'{CONF_NAME}/env/')}"
