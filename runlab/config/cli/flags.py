@@ -32,13 +32,13 @@ def check_flags(flags: Sequence[str], words: Sequence[str]) -> None:
     for flag in (each for each in flags if each not in MULTIRUN):
         name, _, value = flag.partition("=")
         for names, instead in HYDRA_FLAGS.items():
-            if name in names.split():
+            if {name, name[1:]} & {*names.split()}:
                 raise ConfigError(f"{flag}: {instead}")
         key = re.sub(r"-(?=\w)", "_", name.lstrip("-"))
         after = [*words[words.index(flag) + 1 :], ""][0]
         value = value or ("" if "=" in after or after.startswith("-") else after)
         known = key in group_names() or any(key in key_types(each) for each in ALGORITHMS)
-        if known or (value and flag.startswith("--")):
+        if known or (value and flag.startswith("--") and not key.isidentifier()):
             raise ConfigError(f"{flag}: write {key}={value or 'VALUE'}")
         if flag.startswith("--"):
             raise ConfigError(f"{flag}: {wrong_key(key, chosen_algorithm(words))}")
