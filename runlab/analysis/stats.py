@@ -78,10 +78,9 @@ def interval(
         with warnings.catch_warnings(action="ignore"):  # one of the groups may have equal scores
             test = stats.ttest_1samp(*scores, 0.0) if one else stats.ttest_ind(*scores, equal_var=False)
         return Interval(value, *map(float, test.confidence_interval(_CONFIDENCE)))
+    # The draws of scipy.stats.bootstrap, which also computes intervals that are not needed here.
     resampled = [
-        stats.bootstrap(
-            (group,), of, n_resamples=_RESAMPLES, method="percentile", rng=np.random.default_rng(i)
-        ).bootstrap_distribution
+        of(np.random.default_rng(i).choice(group, (_RESAMPLES, len(group))), axis=-1)
         for i, group in enumerate(scores)
     ]
     variances = np.array([each.var(ddof=1) for each in resampled])

@@ -58,6 +58,26 @@ def test_a_difference_is_covered(statistic: str) -> None:
     assert 0.92 < held / 100 < 0.995
 
 
+@pytest.mark.parametrize("statistic", ["iqm", "median"])
+@pytest.mark.parametrize("count", [2, 5, 10, 37])
+def test_resamples_are_those_of_scipy(monkeypatch: pytest.MonkeyPatch, statistic: str, count: int) -> None:
+    """Bit for bit: intervals stay what they were in older versions."""
+    groups = np.random.default_rng(count).normal(1000, 300, (2, count))
+    of, drawn = stats.STATISTICS[statistic], list[Any]()
+
+    def seen(scores: Any, **axis: Any) -> Any:
+        drawn.append(of(scores, **axis))
+        return drawn[-1]
+
+    monkeypatch.setitem(stats.STATISTICS, statistic, seen)
+    stats.interval([*groups[0]], statistic, minus=[*groups[1]])
+    for number, resampled in enumerate(drawn[2:]):
+        rng = np.random.default_rng(number)
+        wanted = scipy_stats.bootstrap((groups[number],), of, n_resamples=2000, method="percentile", rng=rng)
+        assert np.array_equal(resampled, wanted.bootstrap_distribution)
+    assert len(drawn) == 4
+
+
 def test_no_spread_one_seed_and_no_scores() -> None:
     assert stats.interval([500.0] * 5) == (500.0, 500.0, 500.0)
     assert str(stats.interval([3.0])) == "3 (no interval)"
