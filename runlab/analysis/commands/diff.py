@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,9 @@ from pathlib import Path
 from runlab.analysis.differences import CODE, MACHINE, SECTIONS, diff_runs, listed, verdict
 from runlab.analysis.runs import NOTHING, Run, cell, load_run, single_line
 from runlab.config.command_args import argument, one_of, runs_folder
-from runlab.config.terminal import escaped, raw
 from runlab.run.git import changes
 from runlab.run.paths import PROJECT
 from runlab.run.read import find_run
-
-_COLORS = {"+++": 1, "---": 1, "diff ": 1, "index ": 1, "@@": 36, "+": 32, "-": 31}  # by the start of a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +47,7 @@ def main(args: Args) -> int:
         nothing = "not recorded" if section in diff.not_recorded else "equal"
         print("", section if shown or full else f"{section}: {nothing}", sep="\n")
         if text and full:
-            _print_patch(text)
+            print(text)
         print(*(f"{line}\n" for line in shown), sep="", end="")
     rows = [("", "a", "b"), *_metrics(a, b)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -60,15 +56,6 @@ def main(args: Args) -> int:
         print(f"  {name:{widths[0]}}  {values[0]:>{widths[1]}}  {values[1]:>{widths[2]}}")
     print("", *(f"note: {single_line(note)}" for note in diff.notes), verdict(diff), sep="\n")
     return 0
-
-
-def _print_patch(text: str) -> None:
-    """Print the output of `git diff`, in its colours on a terminal."""
-    stream = raw(sys.stdout)
-    for line in text.split("\n"):
-        colour = next((code for start, code in _COLORS.items() if line.startswith(start)), None)
-        shown = escaped(line)
-        print(shown if colour is None or not stream.isatty() else f"\x1b[{colour}m{shown}\x1b[m", file=stream)
 
 
 def _metrics(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
