@@ -21,7 +21,7 @@ from runlab.run.validation import read_json
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#c06a9b", "#b07a00", "#2384bd", "#000000")
 GREY = "#5c6570"
 _COLUMNS = 4
-_MOST_POINTS = 200  # of one line; longer ones are thinned out evenly
+_MOST_POINTS, _FEWER_POINTS = 200, 100  # of one line, and in small panels; longer ones are thinned evenly
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -76,7 +76,7 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
             lines.append(_middle(each, "#000000", f"IQM of {len(each.counted)} seeds"))
         first = Chart(key, f"{each.score} of {each.title}", [Panel(each.score, lines, _levels([each]))])
         panels = [
-            Panel(name, list(_seeds(each, name)))
+            Panel(name, list(_seeds(each, name, _FEWER_POINTS)))
             for name in metrics
             if name not in (each.score, "env_steps", "wall_time_s")
         ]
@@ -130,10 +130,10 @@ def _by_environment(experiments: Sequence[Experiment]) -> Iterator[Chart]:
             yield Chart(paths.safe_name(f"all-{env}-{score}"), caption, [panel])
 
 
-def _seeds(experiment: Experiment, metric: str) -> Iterator[Line]:
+def _seeds(experiment: Experiment, metric: str, most: int = _MOST_POINTS) -> Iterator[Line]:
     """A line for each run that logged the metric, grey for runs that are in no statistic."""
     for number, run in enumerate(experiment.runs):
-        curve = thinned(points(run, metric), _MOST_POINTS)
+        curve = thinned(points(run, metric), most)
         if curve:
             name, counted = f"seed {run.config['seed']}", run in experiment.counted
             color = COLORS[number % (len(COLORS) - 1)] if counted else GREY

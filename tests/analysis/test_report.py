@@ -79,6 +79,15 @@ def test_curves_are_of_all_runs_and_statistics_of_those_that_count(tmp_path: Pat
     assert "no luck" in text
 
 
+def test_long_curves_are_thinned_and_more_so_in_small_panels(tmp_path: Path) -> None:
+    write_run(tmp_path, 1, [float(i) for i in range(1000)])
+    report = reported(tmp_path)
+    for key, title, most in (("", "eval/return", 200), ("-metrics", "loss/policy", 100)):
+        (line,) = panels(report, f"001-ppo-Thing{key}")[title].lines
+        assert most <= len(line.points) <= most + 1
+        assert line.points[-1][0] == 100_000
+
+
 def test_experiments_of_one_environment_are_drawn_together(tmp_path: Path) -> None:
     write_run(tmp_path, 1, [1.0, 2.0])
     write_run(tmp_path, 1, [1.0, 8.0], tag="-b", config={"algo": {"gamma": 0.5}})
