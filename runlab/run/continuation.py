@@ -219,18 +219,6 @@ def check_changes(
     return changed
 
 
-def check_used(continuation: Continuation, snapshot: GitRecord, used: UsedCode, accept: bool) -> None:
-    """Compare the code again, once a resumed process has its environments and thus shows what it uses.
-
-    Changes are added to the facts about its part. Raises ConfigError for any unless `accept` is set.
-    """
-    record = continuation.record
-    if record.used is not None:
-        continuation.part.changed |= check_changes(
-            "the run", record.git, record.versions, snapshot, accept, [record.used], used
-        )
-
-
 def _changed_files(git: GitRecord, snapshot: GitRecord, used: Sequence[UsedCode | None]) -> list[str]:
     if git.tree is None or snapshot.tree is None:
         return []
@@ -244,11 +232,13 @@ def _changed_outside(used: Sequence[UsedCode | None], now: UsedCode | None) -> l
     """Names of code outside of the repository that is not as in any of the runs.
 
     Before the environments are made, code that is not found does not count: they may change the import path.
+    Afterwards, what the process has not used yet is looked up: the run may have used it late.
     """
     digests = dict[str, set[str]]()
     for name, digest in (part for each in used if each is not None for part in each.outside.items()):
         digests.setdefault(name, set()).add(digest)
-    present = (now or digests_now(paths.PROJECT, UsedCode(outside=dict.fromkeys(digests, "")))).outside
+    present = digests_now(paths.PROJECT, UsedCode(outside=dict.fromkeys(digests, ""))).outside
+    present |= now.outside if now else {}
     names = sorted({*digests, *present} if now else present)
     return [name for name in names if present.get(name) not in digests.get(name, ())]
 

@@ -116,7 +116,7 @@ class CodeWatch:
                     outside[name] = file
         packages = {file.parent for file in outside.values() if _is_package(file)}  # with their data
         opened = [Path(path) for path in sorted([*_opened])]
-        for file in (each for each in opened if not {*each.parents} & self._aside and each.suffix != ".pyc"):
+        for file in (each for each in opened if not self._is_aside(each) and each.suffix != ".pyc"):
             if (path := self._path(file)) is not None:
                 files.add(path)
             elif self._is_data(file) and not {*file.parents} & packages:
@@ -136,6 +136,10 @@ class CodeWatch:
         """True if the text of any of these modules has the name; constants that it imports show no origin."""
         sources = (self._top / path for path in files if path.endswith(".py"))
         return any(name.encode() in source.read_bytes() for source in sources if source.is_file())
+
+    def _is_aside(self, file: Path) -> bool:
+        folder = _real_folder(str(file.parent))  # the folder of runs may be a link to a larger disk
+        return not self._aside.isdisjoint([folder, *folder.parents])
 
     def _path(self, file: Path) -> str | None:
         """The path of a file in the snapshot; None: it is not there."""

@@ -21,7 +21,7 @@ from runlab.config.affects_results import code_rule, modules_of_others
 from runlab.config.project import ALGORITHMS, project
 from runlab.errors import ConfigError
 from runlab.run import paths
-from runlab.run.continuation import Continuation, check_changes, check_used
+from runlab.run.continuation import check_changes
 from runlab.run.git.snapshot import take_snapshot
 from runlab.run.record import ResumedPart, RunRecord
 from runlab.run.used_code import CodeWatch, UsedCode, digests_now, outside_changes
@@ -201,6 +201,10 @@ def test_opened_files_of_the_repository_are_noted_unless_a_run_wrote_them(
     write(repo / "data" / "big.npz", text="x = 2\n")
     assert [*outside_changes(used, digests_now(repo / "pack", used))] == ["data/big.npz"]
     assert watch(repo).used({}) == UsedCode()
+    (repo / "linked_runs").symlink_to(repo / "runs")  # as to a larger disk
+    beside = CodeWatch(repo, take_snapshot(repo), aside=[repo / "linked_runs"])
+    (repo / "linked_runs" / "r" / "a.npz").read_bytes()
+    assert beside.used({}) == UsedCode()
     everywhere = CodeWatch(repo, take_snapshot(repo), aside=[repo])  # with runs_dir=.
     (repo / "levels.csv").read_bytes()
     assert everywhere.used({}).files == ["levels.csv"]
@@ -239,7 +243,8 @@ def test_a_resume_compares_what_either_part_of_the_run_used(
         now, part = take_snapshot(repo), ResumedPart()
         part.changed |= check_changes("it", record.git, {}, now, accept, [record.used])
         present = UsedCode(files=[*used], outside=outside or {"pack": "1"})
-        check_used(Continuation(record, part, None), now, present, accept)
+        if record.used is not None:
+            part.changed |= check_changes("the run", record.git, {}, now, accept, [record.used], present)
         return part.changed
 
     write(repo / "notes.txt", repo / "Dockerfile", repo / "figure.png", repo / "pack" / "a.py", text="new\n")
@@ -252,6 +257,14 @@ def test_a_resume_compares_what_either_part_of_the_run_used(
     with pytest.raises(ConfigError, match=r"it began with other code: levels\.csv"):
         check()
     assert check("pack/a.py", accept=True, pack="2") == {"code": ["levels.csv", "pack/a.py", "pack"]}
+    # What the first part opened late is compared although this one has not opened it yet.
+    data = "data/big.npz"
+    first.outside |= digests_now(repo, UsedCode(outside={data: ""})).outside
+    assert check("pack/a.py", accept=True) == {"code": ["levels.csv", "pack/a.py"]}
+    write(repo / "data" / "big.npz", text="new\n")
+    assert check("pack/a.py", accept=True) == {"code": ["levels.csv", "pack/a.py", data]}
+    (repo / "data" / "big.npz").unlink()
+    assert check("pack/a.py", accept=True) == {"code": ["levels.csv", "pack/a.py", data]}
     record.used = None  # recorded by an earlier version: names decide
     by_name = ["figure.png", "levels.csv", "notes.txt", "pack/a.py"]
     assert check(accept=True) == {"code": by_name}
