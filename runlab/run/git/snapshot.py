@@ -105,14 +105,15 @@ def commit_run(
             # A work tree that was itself taken from a run's commit still has how that run ended.
             git("update-index", "--force-remove", "--", *(RESERVED + name for name in ENDED))
             _enter(git, CONFIG, "--stdin", stdin=config_yaml.encode())
-            tree, commit = git.line("write-tree"), None if before is None else before.commit
-            tip = "" if before is None else git.find(ref)
-            same = commit is not None and git.find(f"{commit}^{{tree}}") == tree
+            tree, tip = git.line("write-tree"), "" if before is None else git.find(ref)
+            # A received record may have any text as its commit, and what is marked is trusted later.
+            commit = git.find(f"{before.commit}^{{commit}}") if before and before.commit else ""
+            same = bool(commit) and git.find(f"{commit}^{{tree}}") == tree
             if not same:
                 commit = _commit(git, tree, tip or snapshot.base_commit)
-            mark_made_here(git, f"{commit}")
+            mark_made_here(git, commit)
             if not (same and tip):
-                git("update-ref", ref, f"{commit}", tip)
+                git("update-ref", ref, commit, tip)
             record.ref, record.commit = ref, commit
     except (GitError, OSError) as error:
         record.problem = str(error)

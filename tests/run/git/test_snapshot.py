@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,8 @@ from runlab.run import paths
 from runlab.run.continuation import check_changes
 from runlab.run.files import lock
 from runlab.run.git import changes, selection, snapshot
+from runlab.run.git.command import repository
+from runlab.run.git.origin import made_here
 from runlab.run.git.snapshot import (
     RESERVED,
     GitRecord,
@@ -446,6 +448,17 @@ def test_equal_code_gives_the_commit_of_a_missing_ref_again(repo: Path) -> None:
     time.sleep(1.1)  # commits have times in seconds
     assert resume(repo, first).commit == first.commit == at(repo, REF)
     assert record_run(repo, "longer", LONGER).commit != first.commit
+
+
+def test_a_received_record_marks_no_other_commit_as_made_here(repo: Path) -> None:
+    """Its commit is any text, and a revision may have lines."""
+    first, other = record_run(repo), "2" * 40
+    text = f"{REF}^{{/.|\n{other}\n}}"
+    assert at(repo, text) == first.commit
+    assert resume(repo, replace(first, commit=text)).commit == first.commit
+    with repository(repo) as commands:
+        assert made_here(commands, first.commit)
+        assert not made_here(commands, other)
 
 
 def test_changes_between_runs_of_two_clones_and_the_work_tree(repo: Path, tmp_path: Path) -> None:
