@@ -34,7 +34,7 @@ from runlab.rerun.operations import LoggedOperation
 from runlab.run.checkpoint import load_checkpoint
 from runlab.run.continuation import restore
 from runlab.run.job import Job
-from runlab.run.trace import TraceWriter, digest
+from runlab.run.trace import TraceWriter, as_array, digest
 
 TENSORS, OPERATIONS = "tensors.npz", "operations.json"
 # The version of `Request` and of the files: the process may have other code than the process that starts it.
@@ -93,7 +93,7 @@ class Keeper(TraceWriter):
         with _disable_current_modes():  # operations of the trace are not logged
             item = _KeptDigest(super()._digest(value))
             if self.stepwise:
-                item.array = np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+                item.array = np.array(as_array(value))
                 item.log_length = 0 if self._log is None else len(self._log.logs)
         return item
 

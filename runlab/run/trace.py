@@ -43,9 +43,20 @@ OWN_ENTRIES = {"foreign", "run"}  # of a checkpoint, beside the state of the alg
 START, END = "start", "end"  # names of entries at both ends of an iteration begin with these
 
 
+def as_array(value: Any) -> Any:
+    """A tensor as an array, or the array itself; formats that NumPy lacks as float32, which is exact."""
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    try:
+        return tensor.numpy()
+    except TypeError:  # bfloat16, float8
+        return tensor.float().numpy()
+
+
 def digest(value: Any) -> str:
     """16 hex digits from the bits of a tensor or an array; its shape is not part of them."""
-    array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    array = as_array(value)
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     return xxhash.xxh3_64_hexdigest(array.data if array.size else b"")

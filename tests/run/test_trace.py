@@ -121,6 +121,14 @@ def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
     algorithm.close()
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
+def test_formats_that_numpy_lacks_have_digests(kind: torch.dtype) -> None:
+    values = torch.tensor([1.0, 2.0, -3.0]).to(kind)
+    changed = values.clone()
+    changed.view(torch.uint8)[0] += 1
+    assert digest(values) == digest(values.clone()) != digest(changed)
+
+
 def test_a_damaged_trace_is_kept_and_a_new_one_begins(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text('{"format": "runlab-trace"}\n["items",dam\0ged\n')
     notes: list[str] = []
