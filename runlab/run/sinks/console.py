@@ -113,9 +113,9 @@ class ConsoleSink(Sink):
             self._writing = False
 
     def activity(self, text: str) -> None:
-        self._activity = text
-        if self._in_place:
-            self._write_alone(self._draw)
+        changed, self._activity = text != self._activity, text
+        if self._in_place and (changed or self._live is None):
+            self._write_alone(self._draw)  # takes as long as a short iteration
 
     def close(self, status: str, final_metrics: Row) -> None:
         metrics = {**self._latest, **final_metrics}
@@ -164,7 +164,7 @@ class ConsoleSink(Sink):
         from rich.table import Table
 
         row = self._latest
-        steps, config = int(row.get("env_steps", 0)), self._facts.config
+        steps, config = int(row.get("env_steps", self._facts.resumed_at or 0)), self._facts.config
         progress = Table.grid(padding=(0, 2), expand=True)
         progress.add_column(ratio=1)
         speed = row.get("time/steps_per_second")

@@ -141,6 +141,19 @@ def test_a_terminal_gets_one_panel_in_place(width: int, monkeypatch: pytest.Monk
     assert last[-1] == "next: make resume run=runs/the-id"
 
 
+def test_a_panel_is_drawn_again_only_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panel takes as long as a short iteration, and after each of them nothing is done beside training."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(stream := io.StringIO(), "isatty", lambda: True)
+    console = ConsoleSink(run_facts(Path("/runs/a")), stream)
+    sizes = []
+    for text in ("", "", "evaluating", "evaluating", ""):
+        console.activity(text)
+        sizes.append(stream.tell())
+    console.close("finished", {})
+    assert sizes[0] == sizes[1] < sizes[2] == sizes[3] < sizes[4]
+
+
 def test_names_are_neither_markup_nor_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
