@@ -353,6 +353,24 @@ def test_a_signal_during_an_evaluation_keeps_the_weights(
     assert newest_state(run_dir)["env_steps"] == 64
 
 
+def test_the_last_row_outlives_an_interruption_and_a_longer_run(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal cuts the evaluation at the end short, a resume makes it, and a longer run keeps it."""
+
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*arguments, **more)
+
+    words = ["eval_every=1000", "checkpoint_every=100000"]
+    with monkeypatch.context() as patch:
+        patch.setattr("runlab.run.observers.evaluate", interrupted)
+        assert run(job_in(tmp_path, configure, *words)) == 128 + signal.SIGTERM
+    assert run(job_in(tmp_path, configure, *words, resume=True)) == 0
+    assert run(job_in(tmp_path, configure, *words, "total_env_steps=320", resume=True)) == 0
+    assert [row["env_steps"] for row in rows(tmp_path) if "eval/return" in row] == [256, 320]
+
+
 def test_every_run_records_its_known_computations_and_a_resume_tells_the_first_that_differs(
     configure: Configure, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,6 +149,8 @@ class RunObservers:
         self._logger.load_state_dict(state["logger"])
         if not self._progress.looked:  # the last evaluation was cut short
             self._evaluate_and_log()
+            if self._at_end:
+                self._save()  # with the row, which a longer run keeps
 
     def finish(self) -> None:
         """Save a run that ends early. Its unfinished row is kept for the resume."""
