@@ -166,7 +166,7 @@ def reproduce(
 def _run_again(run: Run, trace: RecordedTrace, code: Code, run_dir: Path, children: Children) -> str | None:
     """Run the recorded configuration with the recorded code, without sinks and videos; its error, if any."""
     log, logger = run_dir.with_name(LOG), run.config.get("logger", {})
-    if not isinstance(logger.get("wandb"), dict):  # every version had it
+    if not (isinstance(logger, dict) and isinstance(logger.get("wandb"), dict)):  # every version had both
         raise ConfigError(f"{run.id}: {paths.CONFIG} is damaged: it has no logger.wandb")
     off = ("console", "journal", "tensorboard")  # older code has a journal
     logger = logger | {name: False for name in off if name in logger}
