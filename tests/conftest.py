@@ -181,11 +181,12 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copy_project(copy: Path) -> None:
     """Puts the project as it is into a new folder, as the only commit of a repository."""
-    shutil.copytree(made_once("project", _commit_project), copy, symlinks=True)
+    shutil.copytree(made_once("project", commit_project), copy, symlinks=True)
     git(copy, "update-index", "-q", "--refresh")  # it knows the files of the other folder
 
 
-def _commit_project(copy: Path) -> None:
+def commit_project(copy: Path) -> None:
+    """Puts the project as it is into a folder, as a commit; the folder may have a repository already."""
     for name in git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NAME, ROOT, copy_project, git, run, run_train, small
+from conftest import NAME, ROOT, commit_project, copy_project, git, run, run_train, small
 
 NEW = f"{NAME}_renamed"  # a fork runs these tests too, and was hardly given a name with this end
 OWN = '"""A module without a mention."""\nimport sys, os\n'  # in a form of its own
@@ -352,7 +352,7 @@ def test_a_fork_of_the_layout_before_takes_over_this_version(tmp_path: Path) -> 
     }
     commit(fork, "own work", **own)
     git(template, "rm", "-rq", ".")
-    copy_project(template)
+    commit_project(template)
     assert {*conflicts(fork, BEFORE)} == {table, f"runlab/run/{sink}"}
     git(fork, "rm", "-q", table)
     commit(fork, "merge")

@@ -33,7 +33,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train env=Catch determinism=profile", "images, and NumPy", "use determinism=invariant"),
     ("train env=Catch algo.encoder=none", "is for vectors, and", "use algo.encoder=auto"),
     ("train algo.encoder=nature", "CartPole-v1 observes no images", "use algo.encoder=auto"),
-    ("train env=Qbert-v5", "no such environment; allowed: any"),
+    ("train env=Xyzzyx-v5", "no such environment; allowed: any"),
     ("train env=Breakot-v5", "no such environment; did you mean Breakout?"),
     ("train env=ale/qbert recipe=atari", "no such environment; did you mean ale_py:ALE/Qbert-v5? allowed"),
     ("train algo.encoder=cnn", "algo.encoder=cnn", "allowed: auto, none, nature, impala, small"),
