@@ -231,24 +231,27 @@ def _work(
     envs: EnvGroup | None = None
     task: Any = ("", ())
     with contextlib.suppress(EOFError, ConnectionError):  # the process of the run may be killed
-        while task is not None:
-            method, arguments = task
-            answer: Any = None
-            try:
-                with exits_are_errors():
-                    if envs is None:
-                        seed_global_rng(seed)
-                        envs = EnvGroup(config, group, table)
-                    else:
-                        answer = getattr(envs, method)(*arguments)
-            except (ConfigError, RunError) as error:
-                answer = error
-            except Exception as error:
-                # Some exceptions cannot be pickled, or change when they are.
-                answer = RuntimeError(traceback.format_exception_only(error)[0].rstrip())
-                answer.add_note("".join(traceback.format_exception(error)))
-            pipe.send(answer)
-            task = _received(pipe)
+        try:
+            with exits_are_errors():  # entered once, and not for each step
+                while task is not None:
+                    method, arguments = task
+                    answer: Any = None
+                    try:
+                        if envs is None:
+                            seed_global_rng(seed)
+                            envs = EnvGroup(config, group, table)
+                        else:
+                            answer = getattr(envs, method)(*arguments)
+                    except (ConfigError, RunError) as error:
+                        answer = error
+                    except Exception as error:
+                        # Some exceptions cannot be pickled, or change when they are.
+                        answer = RuntimeError(traceback.format_exception_only(error)[0].rstrip())
+                        answer.add_note("".join(traceback.format_exception(error)))
+                    pipe.send(answer)
+                    task = _received(pipe)
+        except RunError as error:  # an environment wanted to end this process, which now ends
+            pipe.send(error)
     if envs is not None:
         envs.close()
 
