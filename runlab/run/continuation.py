@@ -237,8 +237,9 @@ def _changed_outside(used: Sequence[UsedCode | None], now: UsedCode | None) -> l
     digests = dict[str, set[str]]()
     for name, digest in (part for each in used if each is not None for part in each.outside.items()):
         digests.setdefault(name, set()).add(digest)
-    present = digests_now(paths.PROJECT, UsedCode(outside=dict.fromkeys(digests, ""))).outside
-    present |= now.outside if now else {}
+    seen = now.outside if now else {}
+    unseen = UsedCode(outside=dict.fromkeys(digests.keys() - seen.keys(), ""))
+    present = digests_now(paths.PROJECT, unseen).outside | seen
     names = sorted({*digests, *present} if now else present)
     return [name for name in names if present.get(name) not in digests.get(name, ())]
 
