@@ -143,9 +143,8 @@ def test_an_environment_in_the_form_of_gymnasium_passes(check: str, tmp_path: Pa
     )
     assert "    metadata = {" in text
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    if (
-        check == "types" and (ROOT / ".mypy_cache").exists()
-    ):  # of `make lint`: without it, mypy reads all of torch
+    # That of `make lint`: without it, mypy reads all of torch.
+    if check == "types" and (ROOT / ".mypy_cache").exists():
         shutil.copytree(ROOT / ".mypy_cache", tmp_path / ".mypy_cache")
     for wrong in (False, True):
         (tmp_path / "corridor.py").write_text(text + "\nx: int = undefined\n" * wrong)
