@@ -8,9 +8,10 @@ number. Files of `conf/` do not count, because the resolved configuration is com
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from posixpath import splitext
 
 from runlab import INSTALLED
 from runlab import PROJECT as _PROJECT
@@ -127,17 +128,19 @@ def code_rule(*used: Collection[str] | None) -> Callable[[str], bool]:
     if not used or None in used:
         # Such runs are of versions whose one package had the name that the project's package has now.
         before = project().__name__.partition(".")[0]
-        former = [f"{before}/{name}" for name in _IDLE_FORMERLY]
+        former = _folders(f"{before}/{name}" for name in _IDLE_FORMERLY)
         return lambda path: _is_code_by_name(path) and not _is_below(path, former)
     files = {file for each in used for file in each or ()}
-    packages = {path.rpartition("/")[0] for path in files if path.endswith("/__init__.py")}
-    inside = {str(folder) for file in files for folder in PurePosixPath(file).parents}  # such as a submodule
+    packages = _folders(path.rpartition("/")[0] for path in files if path.endswith("/__init__.py"))
+    inside = {
+        file[:at] for file in files for at, sign in enumerate(file) if sign == "/"
+    }  # such as a submodule
     # The machinery was a part of the project's package, and a run from then has it there.
     machinery = {
         _MACHINERY,
-        *(f"{_in_project(file.removesuffix(_WATCH))}" for file in files if file.endswith(_WATCH)),
+        *(_in_project(file.removesuffix(_WATCH)) for file in files if file.endswith(_WATCH)),
     }
-    idle = [str(PurePosixPath(folder, name)) for folder in sorted(machinery) for name in _IDLE_MACHINERY]
+    idle = _folders(f"{folder}/{name}" for folder in machinery for name in _IDLE_MACHINERY)
 
     def affects_results(path: str) -> bool:
         if _is_below(path, idle):
@@ -147,12 +150,12 @@ def code_rule(*used: Collection[str] | None) -> Callable[[str], bool]:
     return affects_results
 
 
-def _may_be_opened(path: str, packages: Collection[str]) -> bool:
+def _may_be_opened(path: str, packages: tuple[str, ...]) -> bool:
     """True for data that compiled code may have opened: of a package that was imported, or of its formats."""
-    name = PurePosixPath(path)
-    if name.suffix in (".py", ".pyi") or not _is_code_by_name(path):
+    suffix = splitext(path)[1]
+    if suffix in (".py", ".pyi") or not _is_code_by_name(path):
         return False
-    return name.suffix in _OPENED_BY_LIBRARIES or any(f"{folder}" in packages for folder in name.parents)
+    return suffix in _OPENED_BY_LIBRARIES or path.startswith(packages)
 
 
 def modules_of_others(algo: str) -> set[str]:
@@ -173,23 +176,32 @@ def modules_of_others(algo: str) -> set[str]:
 
 def is_prose(name: str) -> bool:
     """True for pages, notebooks and films, by the name of the file."""
-    return PurePosixPath(name).suffix in _IDLE_SUFFIXES
+    return splitext(name)[1] in _IDLE_SUFFIXES
 
 
 def _is_code_by_name(path: str) -> bool:
-    hidden = _in_project(path).parts[0].startswith(".")
-    return not (hidden or is_prose(path) or _is_below(path, (*_IDLE_PATHS, *_tables())))
+    hidden = _in_project(path).startswith(".")
+    return not (hidden or is_prose(path) or _is_below(path, _idle_places()))
 
 
-def _is_below(path: str, places: Collection[str]) -> bool:
-    inside = f"{_in_project(path)}/"  # parsed once: `stats` asks for every file of every run
-    return any(inside.startswith(f"{place}/") for place in places)
+# `stats` asks for every file of every run, so paths are plain strings here.
+def _folders(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{name}/" for name in names)
 
 
-def _in_project(path: str) -> PurePosixPath:
+def _is_below(path: str, folders: tuple[str, ...]) -> bool:
+    """True for one of the places, and for what lies in it."""
+    return f"{_in_project(path)}/".startswith(folders)
+
+
+def _in_project(path: str) -> str:
     """The path relative to the project, if it lies there."""
-    name = PurePosixPath(path)
-    return name.relative_to(_place()) if name.is_relative_to(_place()) else name
+    return path.removeprefix(_place())
+
+
+@cache
+def _idle_places() -> tuple[str, ...]:
+    return _folders((*_IDLE_PATHS, *_tables()))
 
 
 @cache
@@ -200,8 +212,8 @@ def _tables() -> tuple[str, ...]:
 
 
 @cache
-def _place() -> PurePosixPath:
-    """The folder of the project in its repository, which may be larger."""
+def _place() -> str:
+    """The folder of the project in its repository, which may be larger, with a slash; empty if it is all."""
     folders = (_PROJECT, *_PROJECT.parents)
     top = next((folder for folder in folders if (folder / ".git").exists()), _PROJECT)
-    return PurePosixPath(_PROJECT.relative_to(top))
+    return "".join(f"{part}/" for part in _PROJECT.relative_to(top).parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,7 +225,7 @@ def test_the_name_of_a_file_decides_where_it_is_unknown_what_a_run_used(
     for rule in (code_rule(), code_rule(None), code_rule(["my_env.py"], None)):
         assert all(map(rule, computing.split()))
         assert not any(map(rule, IDLE.split()))
-    monkeypatch.setattr(affects_results, "_place", lambda: PurePosixPath("mono/project"))
+    monkeypatch.setattr(affects_results, "_place", lambda: "mono/project/")
     for rule in (code_rule(None), code_rule([f"mono/project/{name}" for name in USED])):
         assert not any(rule(f"mono/project/{name}") for name in IDLE.split())
     assert code_rule(None)("mono/other/tests/x.py")

@@ -30,6 +30,7 @@ from conftest import (
     until,
 )
 
+from rltemplate.learning.config import OffPolicyConfig
 from runlab import machine
 from runlab.analysis.traces import ITERATION, open_trace
 from runlab.config.project import ALGORITHMS
@@ -46,8 +47,13 @@ from runlab.run.manifest import list_checkpoints
 from runlab.run.record import RunRecord
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
-TOTAL = {"ppo": 4800}  # environment steps
-WORK = {algo: small(algo, f"total_env_steps={TOTAL.get(algo, 1920)}", *OBSERVED) for algo in ALGORITHMS}
+# Environment steps: long enough for signals to reach it, and few where each has an update.
+TOTAL = {
+    name: 4800 if name == "ppo" else 960 if issubclass(entry.config, OffPolicyConfig) else 1920
+    for name, entry in ALGORITHMS.items()
+}
+LAYERS = "algo.hidden_sizes=[32,32]"
+WORK = {algo: small(algo, f"total_env_steps={total}", LAYERS, *OBSERVED) for algo, total in TOTAL.items()}
 
 Made = Callable[..., Path]
 
