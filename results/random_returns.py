@@ -16,6 +16,7 @@ from typing import Any
 
 from runlab.analysis import published as targets
 from runlab.config.loading import CONF, environment_file
+from runlab.config.project import reference_returns
 
 EPISODES = 100
 
@@ -70,7 +71,7 @@ def _short(value: float) -> str:
 
 
 def _write(rows: list[list[str]]) -> None:
-    table = targets.table_of_project()
+    table = reference_returns()
     assert table is not None
     with table.open(newline="", encoding="utf-8") as file:
         header, *others = list(csv.reader(file))

@@ -11,10 +11,9 @@ import csv
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from runlab.config.project import project
+from runlab.config.project import reference_returns
 
 RANDOM = "random"
 # Results with up to this many times fewer or more steps are compared.
@@ -89,16 +88,10 @@ def published_near(algo: str, env: str, env_steps: int) -> list[Reference]:
     return sorted(nearest.values(), key=lambda row: row.return_mean)
 
 
-def table_of_project() -> Path | None:
-    """The table in the package of the project."""
-    table: Path | None = getattr(project(), "REFERENCE_RETURNS", None)
-    return table
-
-
 @functools.cache
 def references() -> tuple[Reference, ...]:
     """All rows of the project's table; none if it has no table."""
-    if (table := table_of_project()) is None:
+    if (table := reference_returns()) is None:
         return ()
     with table.open(newline="", encoding="utf-8") as file:
         rows: Iterator[dict[str, Any]] = csv.DictReader(file)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
-from pathlib import Path
 from posixpath import splitext
 
 from runlab import INSTALLED
 from runlab import PROJECT as _PROJECT
-from runlab.config.project import ALGORITHMS, project
+from runlab.config.project import ALGORITHMS, project, reference_returns
 from runlab.machine import PROJECT_VERSION
 
 # Root keys of the configuration about the place and the purpose of a run.
@@ -201,14 +200,9 @@ def _in_project(path: str) -> str:
 
 @cache
 def _idle_places() -> tuple[str, ...]:
-    return _folders((*_IDLE_PATHS, *_tables()))
-
-
-@cache
-def _tables() -> tuple[str, ...]:
-    """The file of published returns, which lies in the project's package and is read by the report."""
-    file: Path | None = getattr(project(), "REFERENCE_RETURNS", None)
-    return (file.relative_to(_PROJECT).as_posix(),) if file and file.is_relative_to(_PROJECT) else ()
+    file = reference_returns()  # in the project's package, for the report
+    own = [file.relative_to(_PROJECT).as_posix()] if file and file.is_relative_to(_PROJECT) else []
+    return _folders((*_IDLE_PATHS, *own))
 
 
 @cache

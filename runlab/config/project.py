@@ -79,6 +79,12 @@ def project_folder() -> Path:
     return Path(project().__file__).parent
 
 
+def reference_returns() -> Path | None:
+    """The file of published returns in the project's package, if it has one."""
+    file: Path | None = getattr(project(), "REFERENCE_RETURNS", None)
+    return file
+
+
 def as_typed(command: str, words: Sequence[str] = ()) -> str:
     """A command with its arguments, as typed here: with make in a repository, else the installed program."""
     flags = [word for word in words if word.startswith("-")]

@@ -12,6 +12,7 @@ import yaml
 from conftest import ROOT
 
 from runlab.analysis import published as targets
+from runlab.config.project import reference_returns
 
 ENV_FILES = {path.stem: path for path in (ROOT / "conf" / "env").glob("[!_]*.yaml")}
 # Not the files of a fork for environments of its own.
@@ -24,7 +25,7 @@ def standing(algo: str, env_id: str, steps: int, value: float, **env: Any) -> ta
 
 
 def test_every_row_has_a_source_and_a_number() -> None:
-    table = targets.table_of_project()
+    table = reference_returns()
     assert table is not None
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
