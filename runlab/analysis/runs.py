@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runlab.config.affects_results import BOOKKEEPING_KEYS, EXECUTION_KEYS, OBSERVER_KEYS
+from runlab.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
 from runlab.config.texts import nearest
 from runlab.errors import ConfigError
 from runlab.run import names, paths
@@ -135,17 +135,16 @@ def check_name(runs: Sequence[Run], name: str, word: str) -> None:
         )
 
 
-# Keys that may differ between runs of one experiment: the seed, and keys that do not change results. The
-# steps between evaluations, and the episodes and the policy of each, must be equal.
-_NO_EXPERIMENT = ("seed", *BOOKKEEPING_KEYS, *(key for key in OBSERVER_KEYS if not key.startswith("eval_")))
-
-
 def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The part of a configuration that all runs of one experiment share, as JSON by dotted key."""
+    """The part of a configuration that all runs of one experiment share, as JSON by dotted key.
+
+    These are the keys that may change results, except the seed, and those of evaluations.
+    """
     return {
         key: json_of(value)
         for key, value in leaves(config)
-        if {key, key.partition(".")[0]}.isdisjoint((*_NO_EXPERIMENT, *EXECUTION_KEYS))
+        if key.partition(".")[0] not in ("seed", *BOOKKEEPING_KEYS)
+        and (key_affects_results(key) or key.startswith("eval_"))
     }
 
 
