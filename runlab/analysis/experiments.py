@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import xxhash
 
@@ -246,11 +246,7 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
 
 def points(run: Run, metric: str) -> Points:
     """The curve of a metric that the run logged."""
-    return [
-        (int(row["env_steps"]), float(row[metric]))
-        for row in run.rows
-        if is_usable(row.get("env_steps")) and is_usable(row.get(metric))
-    ]
+    return [(int(row["env_steps"]), float(row[metric])) for row in run.rows if is_usable(row.get(metric))]
 
 
 def thinned(values: list[T], most: int) -> list[T]:
@@ -258,6 +254,6 @@ def thinned(values: list[T], most: int) -> list[T]:
     return values[: -1 : -(-len(values) // most) or 1] + values[-1:]
 
 
-def is_usable(value: Any) -> bool:
+def is_usable(value: float | None) -> TypeGuard[float]:
     """True for a number that can be averaged and drawn."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return value is not None and abs(value) < 1e300

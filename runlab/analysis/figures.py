@@ -89,11 +89,7 @@ def charts_of(experiments: Sequence[Experiment]) -> dict[int, list[Chart]]:
 def search_chart(folder: Path) -> Chart:
     """The trials of a search, the best value so far, and how much each key matters."""
     record = read_json(folder / paths.SEARCH, SearchRecord)
-    trials = [
-        (each.number, each.value, each.state)
-        for each in record.trials
-        if each.value is not None and is_usable(each.value)
-    ]
+    trials = [(each.number, each.value, each.state) for each in record.trials if is_usable(each.value)]
     words = " ".join([f"sweep={record.sweep}", *record.words])
     ended = sorted((number, value) for number, value, state in trials if state == "COMPLETE")
     best_of = min if record.objective.startswith("-") else max
