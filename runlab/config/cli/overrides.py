@@ -86,7 +86,9 @@ def wrong_key(key: str, algorithm: str) -> str:
     else:
         names = [*keys, *group_names(), LAUNCHER]
         spoken = {name.rpartition(".")[2]: name for name in reversed(names)}
-        for name, aliases in (_of_algorithm(algorithm) | _ELSEWHERE).items():
+        specs = fields(ALGORITHMS[algorithm].config)
+        own = {f"algo.{spec.name}": spec.metadata.get("aliases", "") for spec in specs}
+        for name, aliases in (own | _ELSEWHERE).items():
             spoken |= dict.fromkeys(aliases.split(), name)
         last = key.rpartition(".")[2].lower()
         spoken |= {name: name for name in names}
@@ -95,12 +97,6 @@ def wrong_key(key: str, algorithm: str) -> str:
     return (
         f"{answer}allowed{f' in {parent}' if prefix else ''}: {few([*dict.fromkeys(beside)], ENOUGH, where)}"
     )
-
-
-def _of_algorithm(name: str) -> dict[str, str]:
-    """The names that other programs have for the keys of an algorithm."""
-    specs = fields(ALGORITHMS[name].config)
-    return {f"algo.{spec.name}": spec.metadata["aliases"] for spec in specs if spec.metadata.get("aliases")}
 
 
 def wrong_value(key: str, value: str, algorithm: str) -> str:
