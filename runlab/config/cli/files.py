@@ -29,7 +29,7 @@ def group_names() -> list[str]:
     return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
-def option_files(group: str, more: Iterable[Path] = ()) -> dict[str, Path]:
+def option_files(group: str, more: Iterable[Path]) -> dict[str, Path]:
     """The files of a group by name, in `more` folders and in conf/, which Hydra asks first.
 
     A leading underscore marks a file that others build on.
@@ -45,7 +45,7 @@ def option_names(group: str, more: Iterable[Path] = ()) -> list[str]:
     return sorted({*option_files(group, more), *brings})
 
 
-def read_sweep(name: str, more: Iterable[Path] = (), other: Sequence[str] = ()) -> dict[str, Any]:
+def read_sweep(name: str, more: Iterable[Path], other: Sequence[str] = ()) -> dict[str, Any]:
     """The values of each key in a file of conf/sweep/. `other` are further allowed names, for the message."""
     files = option_files("sweep", more)
     if name not in files:

@@ -113,7 +113,7 @@ def wrong_value(key: str, value: str, algorithm: str) -> str:
     return f"expected {' or '.join([*null, _KINDS[kind]])}"
 
 
-def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Path] = ()) -> list[Override]:
+def read_overrides(words: Iterable[str], loader: ConfigLoader, more: Sequence[Path]) -> list[Override]:
     """The arguments as Hydra's overrides; `ConfigError` for the first that Hydra would not read, or misread.
 
     `more` are further folders like conf/, which become the override hydra.searchpath.

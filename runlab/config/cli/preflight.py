@@ -13,7 +13,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import initialize_config_dir
@@ -49,18 +49,18 @@ class Plan:
     """The meaning of a command: the arguments for Hydra, and its configurations."""
 
     argv: list[str]
-    shown: bool = False  # instead of run
-    sweep: bool = False
-    num_jobs: int = 1
+    shown: bool  # instead of run
+    sweep: bool
+    num_jobs: int
     seeds: list[int]  # of the jobs, as typed
     configs: list[Config]  # of jobs that differ only in their seed, one
-    overrides: list[list[str]] = field(default_factory=list)  # of each configuration
-    words: list[str] = field(default_factory=list)  # identify the sweep, whatever its folder and launcher
-    resume: bool = False  # the newest sweep with these arguments goes on
-    accept: bool = False  # it may go on with changed code and libraries
-    jobs: int = 1  # of a sweep, at the same time
-    auto: list[str] = field(default_factory=list)  # lines about values that were `auto`
-    auto_keys: set[str] = field(default_factory=set)  # of a single run
+    overrides: list[list[str]]  # of each configuration
+    words: list[str]  # identify the sweep, whatever its folder and launcher
+    resume: bool  # the newest sweep with these arguments goes on
+    accept: bool  # it may go on with changed code and libraries
+    jobs: int  # of a sweep, at the same time
+    auto: list[str]  # lines about values that were `auto`
+    auto_keys: set[str]  # of a single run
 
 
 @dataclass(frozen=True, kw_only=True)
