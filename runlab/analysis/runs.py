@@ -53,17 +53,7 @@ class Run:
 
     @cached_property
     def last_row(self) -> dict[str, Any]:
-        """The last whole row of `metrics.jsonl`, read from its end; empty if there is none."""
-        path = self.dir / paths.METRICS
-        try:
-            if not path.is_file():
-                return {}
-            with path.open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-                lines = file.read().split(b"\n")[:-1]
-        except OSError:
-            return {}
-        return next((row for row in map(parse_row, reversed(lines)) if row is not None), {})
+        return last_row(self.dir)
 
     @property
     def env(self) -> str:
@@ -164,6 +154,20 @@ def text_of(value: Any) -> str:
 def json_of(value: Any) -> str:
     """A value as JSON, which tells "1" and 1 apart."""
     return json.dumps(value, default=str)
+
+
+def last_row(run_dir: Path) -> dict[str, Any]:
+    """The last whole row of `metrics.jsonl`, read from its end; empty if there is none."""
+    path = run_dir / paths.METRICS
+    try:
+        if not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return {}
+    return next((row for row in map(parse_row, reversed(lines)) if row is not None), {})
 
 
 def load_run(run_dir: Path) -> Run:

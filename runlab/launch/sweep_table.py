@@ -20,10 +20,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from runlab.analysis.experiments import find_experiments
-from runlab.analysis.runs import Run, load_runs
+from runlab.analysis.runs import last_row, load_runs
 from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.command_args import program
 from runlab.config.project import as_typed
@@ -34,7 +33,7 @@ from runlab.run import paths
 from runlab.run.files import say
 from runlab.run.names import unescaped
 from runlab.run.read import raw_config
-from runlab.run.record import FINISHED, INTERRUPTED, RUNNING, RunRecord, SweepJob, SweepRecord
+from runlab.run.record import FINISHED, INTERRUPTED, RUNNING, SweepJob, SweepRecord
 from runlab.run.sinks.console import show_number, show_time
 
 _ENOUGH = 0.05  # part of a sweep before the time left is shown: first steps may wait for a compiler
@@ -124,7 +123,7 @@ class SweepTable:
             return 1.0
         with contextlib.suppress(ConfigError):  # no configuration yet, or the disk is away
             if (run_dir := job.run(self._folder)) is not None:
-                return float(min(1.0, _last_row(run_dir).get("env_steps", 0) / _total_steps(run_dir)))
+                return float(min(1.0, last_row(run_dir).get("env_steps", 0) / _total_steps(run_dir)))
         return 0.0
 
     def _summary(self) -> str:
@@ -151,7 +150,8 @@ class SweepTable:
         return [*map(self._row, jobs), *([[few(waiting), "waiting"]] if waiting else [])]
 
     def _row(self, job: SweepJob) -> list[str]:
-        part, row, value = self._part(job), _last_row(job.run(self._folder)), job.final_return
+        part, run_dir, value = self._part(job), job.run(self._folder), job.final_return
+        row = {} if run_dir is None else last_row(run_dir)
         if value is None:
             value = row.get("eval/return", row.get("episode/return"))
         cells = [f"{100 * part:.0f}%", f"return {'-' if value is None else show_number(value)}"]
@@ -193,10 +193,6 @@ def _table(rows: Sequence[Sequence[str]], width: int = 1000) -> list[str]:
     with console.capture() as captured:
         console.print(grid)
     return [line.rstrip() for line in captured.get().splitlines()]
-
-
-def _last_row(run_dir: Path | None) -> dict[str, Any]:
-    return {} if run_dir is None else Run(run_dir, RunRecord(id="", status=""), {}).last_row
 
 
 @functools.cache
