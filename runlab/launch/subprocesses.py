@@ -27,7 +27,6 @@ class Interrupted(Exception):
     """A signal asked this process to end; its child is gone. `number` is SIGINT or SIGTERM."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}")
         self.number = number
 
 
