@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 import xxhash
 
@@ -37,7 +36,6 @@ _FORMER_RESERVED = re.compile(r"\.[a-z0-9_]+")
 OUTCOME = "outcome.json"
 ENDED = (OUTCOME, TRACE, METRICS)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -265,13 +263,13 @@ def _read_work_tree(git: Git, snapshot: GitRecord) -> None:
     snapshot.tree = tree
 
 
-def _despite_filters(git: Git, call: Callable[[], T]) -> T:
-    """The result of a call of git; if it fails, it is called again without filters that fail."""
+def _despite_filters(git: Git, call: Callable[[], object]) -> None:
+    """Call git; if it fails, call it again without filters that fail."""
     try:
-        return call()
+        call()
     except GitError:
         git.leave_failing_filters()
-        return call()
+        call()
 
 
 def _copy_index(git: Git, base: str) -> list[bytes]:
