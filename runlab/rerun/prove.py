@@ -235,15 +235,15 @@ def _keep_busy(done: threading.Event) -> None:
         sum(range(100_000))
 
 
-def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
-    """The settings read back, and the result of each check by name, with `problem` if it fails.
+def try_checks(file: str, *names: str) -> None:
+    """Write the settings read back, and the result of each check by name, with `problem` if it fails.
 
     Raises ConfigError if the run would be refused before its checks.
     """
     from runlab.determinism import checks, switches
     from runlab.envs.global_rng import seed_global_rng
 
-    config = job.config
+    config = Job.from_environment().config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     seed_global_rng(config.seed)
     algorithm, _ = project().build(config)
@@ -258,13 +258,8 @@ def try_checks(job: Job, names: Sequence[str]) -> dict[str, Any]:
                 results[name] = {"holds": False, "problem": str(error)}
     finally:
         algorithm.close()
-    return {"settings": settings, "checks": results}
-
-
-def _answer() -> None:
-    file, *names = sys.argv[1:]
-    Path(file).write_text(json.dumps(try_checks(Job.from_environment(), names)))
+    Path(file).write_text(json.dumps({"settings": settings, "checks": results}))
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(_answer))
+    sys.exit(exit_status(lambda: try_checks(*sys.argv[1:])))
