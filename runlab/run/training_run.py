@@ -87,18 +87,13 @@ def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorith
             )
     if promised:  # the trial made steps of the environment
         switches.confirm(settings)
-    return DeterminismFacts(
-        level=level, settings=dict(settings), checks=findings, computed=_computed(config, settings)
-    )
-
-
-def _computed(config: Config, settings: Mapping[str, Any]) -> ComputationFacts:
     device = switches.resolve_device(config.device.name)
     # The environments were made before: one that uses MuJoCo has imported it.
     digests = computations.digests(device, config.compile, "mujoco" in sys.modules, f"{settings}")
-    return ComputationFacts(
+    computed = ComputationFacts(
         definition=computations.definition(), digests=digests, libraries=library_versions(device)
     )
+    return DeterminismFacts(level=level, settings=dict(settings), checks=findings, computed=computed)
 
 
 def _take_all(steps: Sequence[Callable[[], object]], error: BaseException | None) -> None:
