@@ -34,7 +34,6 @@ from runlab.run.git import changes, snapshot
 from runlab.run.git.command import repository
 from runlab.run.git.origin import made_here
 from runlab.run.job import JOB_VARIABLE
-from runlab.run.paths import PROJECT
 from runlab.run.record import RunRecord
 from runlab.run.trust import check_config
 
@@ -151,7 +150,7 @@ def recorded_code(
         scratch = Path(made).resolve()  # as tracebacks show it
         with snapshot.worktree(project, commit, scratch / "tree") as tree:
             missing = tuple(_missing(project, commit, record))
-            yield Code(record, commit, tree, (project, PROJECT), scratch, missing)
+            yield Code(record, commit, tree, (project, paths.PROJECT), scratch, missing)
 
 
 def _missing(project: Path, commit: str, record: RunRecord) -> Iterator[str]:

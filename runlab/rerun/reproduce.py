@@ -32,7 +32,6 @@ from runlab.run import paths
 from runlab.run.files import to_stderr
 from runlab.run.git import changes, snapshot
 from runlab.run.git.command import repository
-from runlab.run.paths import PROJECT
 from runlab.run.read import Row, find_run, read_metrics
 from runlab.run.record import FAILED, FINISHED, RunRecord
 
@@ -93,7 +92,7 @@ class Reproduction:
 def reproduce(
     text: str,
     *,
-    project: Path = PROJECT,
+    project: Path = paths.PROJECT,
     runs_dir: Path = Path("runs"),
     keep: Path | None = None,
     trust: bool = False,

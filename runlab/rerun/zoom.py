@@ -37,7 +37,6 @@ from runlab.rerun.zoom_report import Zoom, place_name
 from runlab.run import paths
 from runlab.run.files import to_stderr
 from runlab.run.manifest import list_checkpoints
-from runlab.run.paths import PROJECT
 from runlab.run.read import raw_config
 from runlab.run.record import RunRecord
 from runlab.run.trace import RESET, START
@@ -45,7 +44,7 @@ from runlab.run.trace import RESET, START
 _BY_ENVIRONMENTS = (RESET, "step")  # events whose items no operation of torch makes
 
 
-def zoom_in(comparison: Comparison, project: Path = PROJECT, trust: bool = False) -> Zoom:
+def zoom_in(comparison: Comparison, project: Path = paths.PROJECT, trust: bool = False) -> Zoom:
     """Find the cause of the divergence in `comparison`; progress goes to standard error.
 
     `project` has the present code, in the repository that holds the recorded code. Raises ConfigError if the

@@ -27,7 +27,6 @@ from runlab.run import paths
 from runlab.run.files import make_durable_folder, replace_file, to_stderr
 from runlab.run.limits import Excess, check_archive, check_content
 from runlab.run.manifest import Damaged, Manifest, list_checkpoints, read_manifest
-from runlab.run.paths import steps_of
 from runlab.run.read import LAST, best_steps, chosen_checkpoints
 from runlab.run.validation import Missing, reading
 
@@ -140,8 +139,8 @@ def prune_checkpoints(
 
     checkpoints = list_checkpoints(run_dir)
     for checkpoint in checkpoints:
-        unwanted = checkpoint not in checkpoints[-keep:] and steps_of(checkpoint) != best
-        unwanted |= newest is not None and steps_of(checkpoint) > newest
+        unwanted = checkpoint not in checkpoints[-keep:] and paths.steps_of(checkpoint) != best
+        unwanted |= newest is not None and paths.steps_of(checkpoint) > newest
         if unwanted and removed(checkpoint.with_suffix(".json")):
             continue
         try:

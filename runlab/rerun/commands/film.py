@@ -19,7 +19,6 @@ from runlab.config.schema import EVAL_POLICIES
 from runlab.errors import ConfigError, in_a_line
 from runlab.rerun.policy_file import run_or_policy
 from runlab.run import paths
-from runlab.run.paths import steps_of
 from runlab.run.read import LAST, chosen_checkpoints
 from runlab.run.trust import check_folder
 
@@ -85,7 +84,7 @@ def main(args: Args) -> int:
             out = Path(f"{run_dir.name}.mp4")
         elif out is None:
             check_folder(run_dir, args.trust)
-            steps = "all" if len(checkpoints) > 1 else steps_of(checkpoints[0])
+            steps = "all" if len(checkpoints) > 1 else paths.steps_of(checkpoints[0])
             out = run_dir / paths.VIDEOS / f"film_{steps}.mp4"
 
         from runlab.rng import env_seeds
@@ -123,7 +122,7 @@ def _clips(args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], fo
     from runlab.run.video.film import Clip
     from runlab.run.video.recorder import VideoRecorder
 
-    steps = steps_of(checkpoint)
+    steps = paths.steps_of(checkpoint)
     config, algorithm, envs = load_policy(run_dir, f"{steps}", args.trust)
     make, notes = partial(make_env, config.env), list[str]()
     recorder = VideoRecorder(make, notes.append, size=args.size, fps=config.video_fps)
