@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -10,8 +11,8 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -20,7 +21,7 @@ import optuna.importance
 import pytest
 from conftest import Start, plain, write_run
 
-from runlab.config.cli.preflight import preflight
+from runlab.config.cli.preflight import Plan, preflight
 from runlab.config.command_args import parse
 from runlab.config.loading import to_yaml
 from runlab.errors import ConfigError, RunError
@@ -44,6 +45,24 @@ WORDS = [
 ]
 WORDS += ["eval_episodes=1", "video_every=0", "logger=none", "checkpoint_every=256", *plain([])]
 BETTER = 1000.0  # than any return of CartPole
+
+
+@functools.cache
+def plan_of(words: tuple[str, ...], jobs: int) -> Plan:
+    return preflight(words, jobs)
+
+
+@pytest.fixture(autouse=True)
+def each_end_of_a_range_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not again for each folder: the seven checks of the usual ranges take longer than such a search."""
+
+    def in_a_folder(words: Sequence[str], jobs: int) -> Plan:
+        (folder,) = (word for word in words if word.startswith("runs_dir="))
+        plan = plan_of(tuple(word for word in words if word != folder), jobs)
+        runs_dir = folder.partition("=")[2]
+        return replace(plan, configs=[replace(each, runs_dir=runs_dir) for each in plan.configs])
+
+    monkeypatch.setattr(search, "preflight", in_a_folder)
 
 
 @pytest.mark.long
@@ -519,6 +538,7 @@ def test_trials_at_once_take_no_more_than_the_cores(
 ) -> None:
     """A trial takes a core for each thread and each worker of its environments, if it has any."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    ranges = own_ranges(tmp_path, "algo.ent_coef: {choices: [0.0]}")
     place = [f"runs_dir={tmp_path}", "eval_every=1000", "trials=1"]
-    main(parse(["sweep=ppo-rates", "algo=ppo", "env=Hopper", *place, *words], Args))
+    main(parse([*ranges, "algo=ppo", "env=Hopper", *place, *words], Args))
     assert f", trials at once: {at_once}\n" in capsys.readouterr().out
