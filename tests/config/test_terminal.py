@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
-import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, environment, git, write_run
+from conftest import git, write_run
 
 from runlab.__main__ import main
 from runlab.analysis.commands import diff
@@ -23,21 +24,27 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1m\u202egnp.exe\u2066\x08"
 OBEYED = [each for each in EVIL if not each.isprintable()]
 
 
-def on_a_terminal(*command: str, cwd: Path) -> str:
-    """The output of a command whose streams are a terminal."""
-    master, slave = pty.openpty()
-    with subprocess.Popen(
-        command, cwd=cwd, env=environment(TERM="xterm"), stdout=slave, stderr=slave
-    ) as process:
-        os.close(slave)
-        output = b""
+def on_a_terminal(*words: str, cwd: Path) -> str:
+    """The output of a command in a fork of this process whose streams are a terminal."""
+    pid, terminal = pty.fork()
+    if not pid:
+        status = 70
         try:
-            while part := os.read(master, 65536):
-                output += part
-        except OSError:  # the end of the process
-            pass
-    os.close(master)
-    assert process.returncode in (0, 2), output
+            os.chdir(cwd)
+            os.environ["TERM"] = "xterm"
+            sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115 - those of pytest are files
+            status = main([*words])
+            sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    output = b""
+    with contextlib.suppress(OSError):  # the end of the process
+        while part := os.read(terminal, 65536):
+            output += part
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (0, 2), output
     return output.decode()
 
 
@@ -75,8 +82,8 @@ def test_no_command_lets_a_terminal_obey_files_of_others(tmp_path: Path, words: 
     (evil / paths.TRACE).write_text(f"{EVIL}\n")
     (evil.parent / EVIL.replace("/", "")).mkdir()
     (evil.parent / EVIL.replace("/", "") / paths.RECORD).write_text("{")
-    command = (sys.executable, "-P", "-m", "runlab", *words.split())
-    output = on_a_terminal("env", f"PYTHONPATH={ROOT}", *command, cwd=tmp_path)
+    output = on_a_terminal(*words.split(), cwd=tmp_path)
+    assert output
     assert not [each for each in OBEYED if each in output], output
 
 
