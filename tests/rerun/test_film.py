@@ -9,12 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import RecordedRun, read_video
+from conftest import RecordedRun, read_video, write_video
 from PIL import Image
 
 from runlab.__main__ import main
 from runlab.envs import make
 from runlab.rerun.policy_file import export_policy
+from runlab.run.video.film import Clip, join
 
 
 @pytest.mark.long
@@ -42,6 +43,33 @@ def test_a_film_has_the_episodes_that_evaluate_plays(
     assert steps == ["64", "128", "192"]
     with Image.open(both.with_suffix(".gif")) as gif:
         assert (gif.width, getattr(gif, "n_frames", 1) > 3, gif.info["loop"]) == (640, True, 0)
+
+
+def test_a_film_of_a_longer_episode_says_that_it_is_cut(
+    recorded_run: RecordedRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    film, cut = tmp_path / "film.mp4", "note: of longer episodes the film shows the first 1,000 steps"
+    assert main(["film", f"run={recorded_run.run_dir}", f"out={film}"]) == 0
+    assert cut not in capsys.readouterr().err
+    monkeypatch.setattr("runlab.run.evaluation.LONGEST_VIDEO", 5)
+    assert main(["film", f"run={recorded_run.run_dir}", f"out={film}", "episodes=2"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count(cut.replace("1,000", "5")) == 1
+
+
+@pytest.mark.parametrize("width", [160, 480])
+def test_a_caption_is_seen_to_its_end(tmp_path: Path, width: int) -> None:
+    """The games of Atari are 160 wide."""
+    write_video(tmp_path / "clip.mp4", size=(96, width))
+    bars = []
+    for end in "18":
+        clip = Clip(tmp_path / "clip.mp4", f"after 2,000,896 steps   return 17.{end}")
+        join([clip], (1, 1), tmp_path / "film.mp4")
+        bars.append(read_video(tmp_path / "film.mp4")[0][-12:].astype(int))
+    assert np.abs(bars[0] - bars[1]).max() > 100
 
 
 class Opened:

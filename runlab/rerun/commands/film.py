@@ -134,6 +134,9 @@ def _clips(args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], fo
                 (episode,) = evaluate(make, envs.codec, act, [seed], actions)
                 if not recorder.record(path, seed, actions[:LONGEST_VIDEO]):
                     raise ConfigError(f"no film: {'; '.join(notes)}")
+                cut = f"of longer episodes the film shows the first {LONGEST_VIDEO:,} steps"
+                if len(actions) > LONGEST_VIDEO and cut not in notes:
+                    notes.append(cut)
                 yield Clip(path, f"after {steps:,} steps   return {episode.episode_return:,.1f}")
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
