@@ -131,9 +131,8 @@ def code_rule(*used: Collection[str] | None) -> Callable[[str], bool]:
         return lambda path: _is_code_by_name(path) and not _is_below(path, former)
     files = {file for each in used for file in each or ()}
     packages = _folders(path.rpartition("/")[0] for path in files if path.endswith("/__init__.py"))
-    inside = {
-        file[:at] for file in files for at, sign in enumerate(file) if sign == "/"
-    }  # such as a submodule
+    # The folders of these files: git lists a submodule as one.
+    inside = {file[:at] for file in files for at, sign in enumerate(file) if sign == "/"}
     # The machinery was a part of the project's package, and a run from then has it there.
     machinery = {
         _MACHINERY,

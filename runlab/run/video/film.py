@@ -56,22 +56,22 @@ def _images(path: Path, every: int = 1) -> Iterator[Image.Image]:
 
 def _captioned(image: Image.Image, text: str) -> Image.Image:
     """The image with a thin frame, and white text on a dark bar along its lower edge."""
-    draw, font = ImageDraw.Draw(image, "RGBA"), _font(image.width, text)
-    pad = font.size // 3
-    draw.rectangle((0, image.height - font.size - 2 * pad, image.width, image.height), fill=(0, 0, 0, 150))
+    draw, size = ImageDraw.Draw(image, "RGBA"), _text_size(image.width, text)
+    pad = size // 3
+    draw.rectangle((0, image.height - size - 2 * pad, image.width, image.height), fill=(0, 0, 0, 150))
     draw.rectangle((0, 0, image.width - 1, image.height - 1), outline="#808080")
+    font = ImageFont.load_default(size)
     draw.text((pad, image.height - pad), text, font=font, fill="white", anchor="ld")
     return image
 
 
 @cache
-def _font(width: int, text: str) -> ImageFont.FreeTypeFont:
-    """A font in which the text is as wide as an image, or less; it gets no smaller than can be read."""
-    sizes = range(max(11, width // 28), 6, -1)
-    fonts = [
-        font for size in sizes if isinstance(font := ImageFont.load_default(size), ImageFont.FreeTypeFont)
-    ]
-    return next((font for font in fonts if font.getlength(text) + 2 * font.size // 3 <= width), fonts[-1])
+def _text_size(width: int, text: str) -> int:
+    """The size of letters at which the text is no wider than an image, but no smaller than can be read."""
+    size = max(11, width // 28)
+    while size > 7 and ImageFont.load_default(size).getlength(text) + 2 * (size // 3) > width:
+        size -= 1
+    return size
 
 
 def _format(path: Path) -> tuple[Fraction, int, int]:
