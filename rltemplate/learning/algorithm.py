@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from runlab.config.algorithms import Schedule
 from runlab.engine import Engine
-from runlab.errors import RunError
 from runlab.interfaces import Probe, Replay
 from runlab.rng import Streams
 
@@ -158,22 +158,16 @@ def named(metrics: NamedTuple) -> dict[str, Tensor]:
     return {name.replace("_", "/", 1): value for name, value in metrics._asdict().items()}
 
 
-def _to_dict(state: Any, name: str = "state") -> Any:
-    """Nested NamedTuples as dictionaries of copies; `RunError` for what a checkpoint cannot hold."""
+def _to_dict(state: Any) -> Any:
+    """Nested NamedTuples as dictionaries of copies, without parts that are None."""
     if hasattr(state, "_asdict"):
-        return {key: _to_dict(value, f"{name}.{key}") for key, value in state._asdict().items()}
-    if isinstance(state, Tensor):
-        return state.clone()
-    if state is not None and type(state) not in (bool, int, float, str):
-        raise RunError(
-            f"{name} of the algorithm is of {type(state)}, which a checkpoint does not keep; a state has "
-            "NamedTuples of tensors, numbers, strings and None"
-        )
-    return state
+        return {name: _to_dict(part) for name, part in state._asdict().items() if part is not None}
+    return pytree.tree_map_only(Tensor, torch.clone, state)
 
 
 def _from_dict(like: Any, values: Any, device: torch.device) -> Any:
     """The inverse of `_to_dict`, in the form of `like`."""
     if hasattr(like, "_asdict"):
-        return type(like)(*(_from_dict(old, values[name], device) for name, old in like._asdict().items()))
-    return values.to(device) if isinstance(values, Tensor) else values
+        parts = like._asdict().items()
+        return type(like)(*(_from_dict(part, values.get(name), device) for name, part in parts))
+    return pytree.tree_map_only(Tensor, lambda x: x.to(device), values)

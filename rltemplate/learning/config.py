@@ -80,6 +80,7 @@ class OffPolicyConfig(GradientConfig):
     learning_starts: int = number(0, MOST_STEPS)
     updates_per_step: float = positive(10_000.0, aliases="gradient_steps")
     policy_delay: int = count(10**6)
+    policy_average_steps: int = number(0, MOST_STEPS, aliases="ema")
 
     def problems(self, num_envs: int) -> Iterator[str]:
         if self.buffer_size < num_envs:

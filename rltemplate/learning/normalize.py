@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EPSILON = 1e-8
-
 
 class RunningMeanStd(NamedTuple):
     """Mean and variance (size,) over all rows so far, and their number (), in float64.
@@ -43,7 +41,7 @@ class RunningMeanStd(NamedTuple):
     def scaling(self) -> Scaling:
         """Shift and scale in torch's default type, for normalisation in two operations."""
         precision = torch.get_default_dtype()
-        return Scaling(self.mean.to(precision), (self.var + EPSILON).rsqrt().to(precision))
+        return Scaling(self.mean.to(precision), (self.var + 1e-8).rsqrt().to(precision))
 
 
 class Scaling(NamedTuple):
@@ -56,8 +54,3 @@ class Scaling(NamedTuple):
 def normalize(x: Tensor, scaling: Scaling | None, clip: float) -> Tensor:
     """`x` (..., size) with zero mean and unit deviation, clipped; unchanged if `scaling` is None."""
     return x if scaling is None else ((x - scaling.shift) * scaling.scale).clamp(-clip, clip)
-
-
-def rescale(x: Tensor, scaling: Scaling, clip: float) -> Tensor:
-    """`x` with unit deviation, clipped: for rewards, whose mean carries meaning."""
-    return (x * scaling.scale).clamp(-clip, clip)

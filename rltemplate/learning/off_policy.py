@@ -17,7 +17,7 @@ from .algorithm import StatefulAlgorithm, mean_metrics
 from .config import OffPolicyConfig
 from .networks import mlp
 from .normalize import RunningMeanStd, Scaling, normalize
-from .optim import AdamState, FlatModule, rehearsed
+from .optim import AdamState, FlatModule, polyak, rehearsed
 from .replay_buffer import Batch, ReplayBuffer, Transition
 
 Noise = Callable[[], Tensor]  # draws (B, A)
@@ -64,6 +64,7 @@ class OffPolicyState(NamedTuple, Generic[LearnedT]):
     learned: LearnedT
     obs_norm: RunningMeanStd
     num_updates: int = 0
+    average: Tensor | None = None  # (P,) of the policy; None: evaluations act with the newest
 
 
 class ExploreStep(NamedTuple):
@@ -100,7 +101,8 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
     def start(self, learned: LearnedT) -> None:
         """Begin with the networks and optimisers `learned`."""
         sizes = self.envs.codec.obs_size, self.envs.codec.action_size
-        self.state = OffPolicyState(learned, RunningMeanStd.empty(sizes[0], self.device))
+        average = learned.actor.params.clone() if self.config.policy_average_steps else None
+        self.state = OffPolicyState(learned, RunningMeanStd.empty(sizes[0], self.device), average=average)
         self.replay = ReplayBuffer(self.config.buffer_size, *sizes, self.device, self.envs.num_envs)
 
     def rates(self) -> RatesT:
@@ -139,6 +141,10 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
                 critic_metrics.append(report.critic_metrics)
                 actor_metrics += report.actor_metrics
         self.obs = obs
+        if self.state.average is not None:
+            share = min(1.0, len(raw_obs) * self.envs.num_envs / config.policy_average_steps)
+            newest = self.state.learned.actor.params
+            self.state = self.state._replace(average=polyak(self.state.average, newest, share))
         # The statistics change after the updates: during an iteration the normalisation is the same.
         if config.normalize_obs:
             self.state = self.state._replace(obs_norm=self.state.obs_norm.merged(torch.cat(raw_obs)))
@@ -194,7 +200,9 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
             self.engine.run(self.update, learned, inputs, self.rates())
 
     def policy(self, obs: Tensor) -> Tensor:
-        return self.actor.apply(self.state.learned.actor.params, self.normalized(obs))
+        average, newest = self.state.average, self.state.learned.actor.params
+        params = newest if average is None or not self.config.policy_average_steps else average
+        return self.actor.apply(params, self.normalized(obs))
 
     def forward_passes(self) -> Mapping[str, ForwardPass]:
         """Policy and both critics, with the batches of acting and learning."""

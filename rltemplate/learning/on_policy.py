@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from runlab.interfaces import Episode, ForwardPass
 
 from .algorithm import ActingConfig, AlgorithmState, StatefulAlgorithm
-from .normalize import RunningMeanStd, Scaling, rescale
+from .normalize import RunningMeanStd, Scaling
 from .optim import AdamState, FlatModule, rehearsed
 
 Samples = TypeVar("Samples", bound=tuple[Any, ...])  # tensors in nested NamedTuples
@@ -197,7 +197,11 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
             returns.append(running + reward)
             running = returns[-1] * keep_t
         norm = norm.merged(torch.cat(returns)[:, None])
-        return rescale(rollout.reward, norm.scaling(), self.config.reward_clip), norm, running
+        clip, scaled = (
+            self.config.reward_clip,
+            rollout.reward * norm.scaling().scale,
+        )  # the mean has a meaning
+        return scaled.clamp(-clip, clip), norm, running
 
     def rehearse_updates(self, net: AdamState, rollout: Rollout) -> None:
         """Call the updates of one epoch over a made-up rollout, by the engine."""

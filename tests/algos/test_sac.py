@@ -12,6 +12,8 @@ from conftest import Configure, Programs, build, small
 from rltemplate.algos.sac import CriticMetrics, Inputs, Learned, LearningRates
 from rltemplate.learning.off_policy import UpdateReport
 from rltemplate.learning.replay_buffer import Transition
+from runlab.errors import ConfigError
+from runlab.run.limits import check_state
 
 
 def test_a_tenth_of_an_update_for_each_step_comes_to_a_tenth_of_the_steps(configure: Configure) -> None:
@@ -68,6 +70,56 @@ def test_the_report_in_the_trace_is_of_the_update(configure: Configure) -> None:
     assert report.critic_gradient.any()
     assert report.actor_gradient[0].any()
     sac.close()
+
+
+def test_evaluations_act_with_an_average_of_the_weights_which_changes_no_training(
+    configure: Configure,
+) -> None:
+    """An exponential one, over iterations of 24 steps each."""
+    plain: Any = build(configure(*small("sac")))[0]
+    sac: Any = build(configure(*small("sac", "algo.policy_average_steps=240")))[0]
+    average, obs = (
+        sac.state.learned.actor.params,
+        torch.randn(5, 3, generator=torch.Generator().manual_seed(1)),
+    )
+    for _ in range(3):
+        plain.train_iteration()
+        sac.train_iteration()
+        average = 0.9 * average + 0.1 * sac.state.learned.actor.params
+        torch.testing.assert_close(sac.state.average, average)
+    assert torch.equal(sac.state.learned.actor.params, plain.state.learned.actor.params)
+    assert torch.equal(sac.state.learned.critic.params, plain.state.learned.critic.params)
+    assert torch.equal(sac.policy(obs), sac.actor.apply(sac.state.average, obs))
+    assert torch.equal(plain.policy(obs), plain.actor.apply(plain.state.learned.actor.params, obs))
+    assert not torch.equal(sac.policy(obs), plain.policy(obs))
+    sac.close()
+    plain.close()
+
+
+def test_an_average_over_fewer_steps_than_an_iteration_is_the_newest_policy(configure: Configure) -> None:
+    sac: Any = build(configure(*small("sac", "algo.policy_average_steps=5")))[0]
+    sac.train_iteration()
+    torch.testing.assert_close(sac.state.average, sac.state.learned.actor.params)
+    sac.close()
+
+
+def test_a_checkpoint_from_before_averages_goes_on_without_one_and_is_refused_with_one(
+    configure: Configure,
+) -> None:
+    without: Any = build(configure(*small("sac")))[0]
+    sac: Any = build(configure(*small("sac", "algo.policy_average_steps=240")))[0]
+    states = without.state_dict(), sac.state_dict()
+    assert [*states[1].keys() - states[0].keys()] == ["average"]
+    without.load_state_dict(states[0])
+    with pytest.raises(ConfigError, match=r"former: does not fit .* state\.average is missing"):
+        check_state(sac, states[0], "former")
+    # An average that nobody asked for acts in no evaluation.
+    obs = torch.zeros(1, 3)
+    before = without.policy(obs)
+    without.load_state_dict(states[1] | {"average": torch.zeros(1)})
+    assert torch.equal(without.policy(obs), before)
+    sac.close()
+    without.close()
 
 
 @pytest.mark.long
