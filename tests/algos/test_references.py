@@ -81,7 +81,7 @@ SAC_CASES = """
     buffer_size=1000 learning_starts=70 updates_per_step=0.45 policy_delay=1 policy_delay=3 learn_alpha=false
     alpha_init=0.05 target_entropy=0.3 log_std_min=-1.0 log_std_max=0.0 hidden_sizes=[7] activation=relu
     normalize_obs=false obs_clip=0.5
-    network=residual,hidden_sizes=[6,6]
+    network=residual,hidden_sizes=[6,6] policy_average_steps=500 policy_average_steps=10
 """
 
 

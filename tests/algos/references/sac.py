@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from references.surroundings import Blocks, Copies, Outcome, Statistics, network, optimised
 from rltemplate.algos.sac_config import SACConfig
@@ -53,6 +54,10 @@ class ReferenceSAC:
         vector_to_parameters(actor, self.actor.parameters())
         vector_to_parameters(critics, self.critics.parameters())
         self.targets = copy.deepcopy(self.critics)
+        steps = max(1, config.steps_per_iteration // len(envs.envs)) * len(envs.envs)
+        kept = max(0.0, 1.0 - steps / max(1, config.policy_average_steps))
+        self.average = AveragedModel(self.actor, multi_avg_fn=get_ema_multi_avg_fn(kept))
+        self.average.update_parameters(self.actor)  # the first call copies
         self.log_alpha = nn.Parameter(torch.tensor(config.alpha_init).log())
         learned = {
             "actor": self.actor.parameters(),
@@ -103,6 +108,7 @@ class ReferenceSAC:
                 self.due -= 1.0
                 seen += self.update()
         self.obs_norm.see(raw)
+        self.average.update_parameters(self.actor)
         names = {name for update in seen for name in update}
         means = {name: [update[name] for update in seen if name in update] for name in names}
         metrics = {name: sum(values) / len(values) for name, values in means.items()}
@@ -178,7 +184,8 @@ class ReferenceSAC:
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
         """Actions (B, A) without noise."""
-        return self.actor(self.obs_norm.shifted(obs)).chunk(2, 1)[0].tanh()  # type: ignore[no-any-return]
+        acting = self.average if self.config.policy_average_steps else self.actor
+        return acting(self.obs_norm.shifted(obs)).chunk(2, 1)[0].tanh()  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, Tensor]:
         """All that has been learned and counted, by name."""
@@ -187,6 +194,8 @@ class ReferenceSAC:
             "num_updates": torch.tensor(self.updates),
             **self.obs_norm.state("obs_norm"),
         }
+        if self.config.policy_average_steps:
+            state["average"] = parameters_to_vector(self.average.module.parameters())
         for name, optimizer in self.optimizers.items():
             state |= optimised(optimizer, f"learned/{name}")
         return state
