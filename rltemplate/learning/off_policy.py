@@ -141,7 +141,7 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
                 critic_metrics.append(report.critic_metrics)
                 actor_metrics += report.actor_metrics
         self.obs = obs
-        if self.state.average is not None:
+        if config.policy_average_steps and self.state.average is not None:
             share = min(1.0, len(raw_obs) * self.envs.num_envs / config.policy_average_steps)
             newest = self.state.learned.actor.params
             self.state = self.state._replace(average=polyak(self.state.average, newest, share))
@@ -200,6 +200,7 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
             self.engine.run(self.update, learned, inputs, self.rates())
 
     def policy(self, obs: Tensor) -> Tensor:
+        # Not by the state alone: a file of somebody may have an average that its configuration does not.
         average, newest = self.state.average, self.state.learned.actor.params
         params = newest if average is None or not self.config.policy_average_steps else average
         return self.actor.apply(params, self.normalized(obs))

@@ -197,10 +197,8 @@ class OnPolicyAlgorithm(StatefulAlgorithm):
             returns.append(running + reward)
             running = returns[-1] * keep_t
         norm = norm.merged(torch.cat(returns)[:, None])
-        clip, scaled = (
-            self.config.reward_clip,
-            rollout.reward * norm.scaling().scale,
-        )  # the mean has a meaning
+        clip = self.config.reward_clip
+        scaled = rollout.reward * norm.scaling().scale  # not shifted: the mean of rewards has a meaning
         return scaled.clamp(-clip, clip), norm, running
 
     def rehearse_updates(self, net: AdamState, rollout: Rollout) -> None:
