@@ -308,7 +308,9 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_run(
     entry = replace(ALGORITHMS["ppo"], implementation=f"{__name__}:Forgetful")
     monkeypatch.setitem(ALGORITHMS, "ppo", entry)
     algorithm, _ = build(configure(*SHORT["ppo"]))
-    with pytest.raises(ConfigError, match=r"state\.return_norm of the algorithm is of .*ndarray"):
+    with pytest.raises(
+        ConfigError, match=r"state/return_norm in the algorithm.s state_dict\(\) is a numpy\.ndarray"
+    ):
         check_state(algorithm)
     algorithm.close()
 
