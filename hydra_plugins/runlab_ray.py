@@ -23,6 +23,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from runlab.config.cli.preflight import cores_of
 from runlab.errors import ConfigError
 from runlab.launch.process import LAUNCHER_VARIABLES, STOP_VARIABLE
 from runlab.run.record import RUNNING, SweepJob
@@ -79,7 +80,7 @@ class RayLauncher(Launcher):
         variables, numbers = {name: os.environ[name] for name in LAUNCHER_VARIABLES}, dict[Any, int]()
         for number, overrides in enumerate(job_overrides, initial_job_idx):
             config = self._context.config_loader.load_sweep_config(self._config, [*overrides])
-            options = {**self._options, "num_cpus": self._options["num_cpus"] or _cores(config)}
+            options = {**self._options, "num_cpus": self._options["num_cpus"] or cores_of(config)}
             for key, name in {"num_cpus": "CPU", "num_gpus": "GPU"}.items() if own else ():
                 if options[key] > (there := ray.cluster_resources().get(name, 0)):
                     raise SystemExit(
@@ -102,12 +103,6 @@ def _end_unconnected(connected: Event, stop: Path, address: str, patience_s: flo
             print(f"error: hydra.launcher.address={address}: no head of Ray answers", file=sys.stderr)
             sys.stderr.flush()
             os._exit(1)
-
-
-def _cores(config: DictConfig) -> int:
-    """The cores that the run of a job uses; values `auto` count as the least."""
-    values = config.num_threads, config.env.num_workers
-    return max(1, sum(value for value in values if isinstance(value, int)))
 
 
 def _any_runs(folder: Path, numbers: Iterable[int]) -> bool:

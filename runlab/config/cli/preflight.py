@@ -215,13 +215,17 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
             _check_ray(composed.hydra.launcher)
         if not launcher.endswith("JoblibLauncher"):
             return 1, []
-        at_once = composed.hydra.launcher.n_jobs
-        # Values `auto` are resolved later and share the remaining cores. Wrong values are refused later.
-        threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
-        workers = composed.env.num_workers if isinstance(composed.env.num_workers, int) else 0
-    cores = usable_cores() // max(1, threads + workers)
-    beside = max(1, min(at_once if at_once > 0 else cores, num_jobs))
+        at_once, most = composed.hydra.launcher.n_jobs, usable_cores() // cores_of(composed)
+    beside = max(1, min(at_once if at_once > 0 else most, num_jobs))
     return beside, [f"{_N_JOBS}={beside}"]
+
+
+def cores_of(composed: DictConfig) -> int:
+    """The cores that the run of a job uses. Values `auto` count as the least: they share what is left."""
+    # Wrong values are refused later.
+    threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
+    workers = composed.env.num_workers if isinstance(composed.env.num_workers, int) else 0
+    return max(1, threads + workers)
 
 
 def _check_ray(launcher: DictConfig) -> None:
