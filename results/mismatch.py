@@ -37,14 +37,7 @@ from runlab.config.schema import register_schemas
 from runlab.machine import machine_facts
 
 FOLDER = Path(__file__).with_name("mismatch")
-PLAIN = (
-    "algo=ppo_moe",
-    "num_threads=1",
-    "compile=false",
-    "env.num_workers=0",
-    "device=cpu",
-    "~local",
-)
+PLAIN = ("algo=ppo_moe", "num_threads=1", "compile=false", "env.num_workers=0", "device=cpu", "~local")
 SEEDS = (1, 2, 3)
 TASKS = {
     "Hopper": ("env=Hopper", "total_env_steps=60000"),
@@ -125,25 +118,20 @@ def row(algorithm: PPOMoE, env: str, seed: int, acting: str) -> Row:
     rollout = algorithm.collect(algorithm.begin_iteration())
     _, recorded = rollout.extras
 
-    def apart(given: Rollout) -> tuple[float, float, float]:
+    def apart(whose: str, given: Rollout) -> dict[str, float]:
         log_ratio = algorithm.log_ratio(params, given)
         extreme = (log_ratio.abs() > math.log(2.0)).float().mean()
-        return float(approx_kl(log_ratio)), float(log_ratio.expm1().abs().max()), float(extreme)
+        numbers = {"kl": approx_kl(log_ratio), "largest": log_ratio.expm1().abs().max(), "extreme": extreme}
+        return {f"{name}_{whose}": float(number) for name, number in numbers.items()}
 
-    kl_own, largest_own, extreme_own = apart(rollout._replace(extras=algorithm.no_extras))
-    kl_replayed, largest_replayed, extreme_replayed = apart(rollout)
     return Row(
         env=env,
         seed=seed,
         acting=acting,
         samples=rollout.reward.numel(),
         flips=float(algorithm.changed(params, rollout.normalized_obs, recorded).float().mean()),
-        kl_own=kl_own,
-        kl_replayed=kl_replayed,
-        largest_own=largest_own,
-        largest_replayed=largest_replayed,
-        extreme_own=extreme_own,
-        extreme_replayed=extreme_replayed,
+        **apart("own", rollout._replace(extras=algorithm.no_extras)),
+        **apart("replayed", rollout),
     )
 
 

@@ -21,12 +21,6 @@ from runlab.config.project import reference_returns
 EPISODES = 100
 
 
-def shipped() -> dict[str, dict[str, Any]]:
-    """The values in conf/env of each environment of the table."""
-    names = sorted({row.env for row in targets.references()})
-    return {name: environment_file(CONF / "env" / f"{name}.yaml") for name in names}
-
-
 def returns(env_id: str, kwargs: dict[str, Any], episodes: int) -> tuple[list[float], int]:
     """Undiscounted return of each episode, and the number of steps in all of them."""
     import gymnasium
@@ -52,7 +46,8 @@ def returns(env_id: str, kwargs: dict[str, Any], episodes: int) -> tuple[list[fl
 def main(write: bool) -> None:
     """Print a row for each environment."""
     rows: list[list[str]] = []
-    for name, values in shipped().items():
+    for name in sorted({row.env for row in targets.references()}):
+        values = environment_file(CONF / "env" / f"{name}.yaml")
         env_id = str(values["id"])
         found, steps = returns(env_id, values.get("kwargs", {}), EPISODES)
         mean, std = statistics.mean(found), statistics.stdev(found)

@@ -93,10 +93,11 @@ def normalized(table: Table, algo: str) -> dict[str, list[float]]:
     Of an environment with several rows, the one with the fewest steps counts.
     """
     found: dict[str, list[float]] = {}
+    random = {row.env: row.return_mean for row in references() if row.algo == RANDOM}
     for (name, env, steps), runs in table.items():
-        others, low = published_near(algo, env, steps), chance(env)
-        if name == algo and env not in found and others and low is not None:
-            par = median(each.return_mean for each in others)
+        others = published_near(algo, env, steps)
+        if name == algo and env not in found and others and env in random:
+            par, low = median(each.return_mean for each in others), random[env]
             found[env] = [(run.eval_return - low) / (par - low) for run in runs]
     return found
 
@@ -199,12 +200,6 @@ def panel(row: tuple[str, str, int], name: str, seeds: Sequence[Mapping[int, flo
     others = [each.return_mean for each in published_near(*row)]
     levels = {"published": (min(others), max(others))} if others else {}
     return Panel(f"{name} (n={len(seeds)})", lines, levels)
-
-
-def chance(env: str) -> float | None:
-    """The mean return of the random policy."""
-    found = (row.return_mean for row in references() if (row.env, row.algo) == (env, RANDOM))
-    return next(found, None)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ from runlab.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Merge a later version of the template into a renamed fork: version=template/main."""
-
     version: str = argument()
 
 

@@ -43,8 +43,6 @@ _TEXT = """\
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Start an experiment: name=wide-nets [algo=ppo] [env=CartPole]."""
-
     name: str = argument()
     algo: str = argument(default="ppo")
     env: str = argument(default="CartPole")

@@ -39,8 +39,6 @@ LONGEST = 60  # characters of a name
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """Turn a fork into your project: name=my_project [keep=true] [force=true]."""
-
     name: str = argument()
     keep: bool = argument(switch, False)
     force: bool = argument(switch, False)

@@ -39,18 +39,13 @@ class Linear(nn.Linear):
         return kernels.linear(x, self.weight, self.bias)
 
 
-class Conv2d(nn.Module):
-    """A convolution with square kernels and uninitialised weights."""
+class Conv2d(nn.Conv2d):
+    """A convolution with uninitialised weights, as `Linear`."""
 
-    def __init__(self, channels: int, filters: int, kernel: int, stride: int = 1, padding: int = 0) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(filters, channels, kernel, kernel))
-        self.bias = nn.Parameter(torch.empty(filters))
-        self.stride, self.padding = (stride, stride), (padding, padding)
+    bias: Tensor  # never None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, F, H', W')."""
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
 
 
 class Tanh(nn.Module):

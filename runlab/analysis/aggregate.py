@@ -9,7 +9,7 @@ are too narrow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -30,15 +30,15 @@ class Together(NamedTuple):
     value: Interval
 
 
-def scores(experiments: Sequence[Experiment]) -> list[Together]:
+def scores(experiments: Sequence[Experiment]) -> Iterator[Together]:
     """The IQM of the normalised scores of each experiment with several environments."""
-    results = []
     for name, members in _by_name(experiments).items():
         returns = {each.env: values for each in members if (values := _normalised(each))}
         if len(returns) >= _LEAST:
             value = _interval(lambda parts: STATISTICS["iqm"](np.concatenate(parts)), [*returns.values()])
-            results.append(Together(name, _with_seeds(returns), value))
-    return results
+            same = len({*map(len, returns.values())}) == 1  # or names get the numbers: each run counts once
+            envs = [env if same else f"{env} ({len(values)} seeds)" for env, values in returns.items()]
+            yield Together(name, envs, value)
 
 
 def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
@@ -57,12 +57,6 @@ def improvements(experiments: Sequence[Experiment]) -> Iterator[Together]:
             parts = [y.returns for _, y in pairs] + [x.returns for x, _ in pairs]
             value = _interval(_probability, parts)
             yield Together(f"{b} better than {a}", [each.env for each, _ in pairs], value)
-
-
-def _with_seeds(scores_by_env: Mapping[str, list[float]]) -> list[str]:
-    """Names of environments, with their numbers of seeds if these differ: each run counts once."""
-    same = len({*map(len, scores_by_env.values())}) == 1
-    return [env if same else f"{env} ({len(values)} seeds)" for env, values in scores_by_env.items()]
 
 
 def _probability(parts: Sequence[Any]) -> float:

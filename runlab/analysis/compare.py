@@ -101,7 +101,8 @@ def compare_traces(a: Run, b: Run, trace_a: RecordedTrace, trace_b: RecordedTrac
                 f"{trace_a.run} was made with {key}={one}, {trace_b.run} with {key}={other}: "
                 f"only runs with the same {key} can be compared"
             )
-    alone = [_logged_alone(*each) for each in ((a, trace_a, trace_b), (b, trace_b, trace_a))]
+    sides = (a, trace_a.items - trace_b.items), (b, trace_b.items - trace_a.items)
+    alone = [sorted(items & {*run.record.final_metrics, *run.last_row}) for run, items in sides]
     not_compared = [*alone[0], *alone[1]]
     at, diff = first_difference(trace_a, trace_b, left_out=not_compared), diff_runs(a, b)
     same_length = trace_a.reach == trace_b.reach
@@ -128,11 +129,6 @@ def compare_traces(a: Run, b: Run, trace_a: RecordedTrace, trace_b: RecordedTrac
         notes=notes + diff.notes,
         not_compared=not_compared,
     )
-
-
-def _logged_alone(run: Run, trace: RecordedTrace, other: RecordedTrace) -> list[str]:
-    """Metrics that the run logged and the other trace does not have."""
-    return sorted((trace.items - other.items) & {*run.record.final_metrics, *run.last_row})
 
 
 def differing_metrics(a: Row, b: Row) -> list[str]:

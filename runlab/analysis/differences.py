@@ -30,10 +30,10 @@ from typing import Any
 from runlab.analysis.runs import PLANNED, Run, single_line
 from runlab.config.affects_results import (
     BOOKKEEPING_KEYS,
+    COMPUTING_FACTS,
     COMPUTING_PACKAGES,
     GPU_FACTS,
     code_rule,
-    fact_affects_results,
     key_affects_results,
     package_affects_results,
 )
@@ -104,7 +104,7 @@ class Difference:
         if self.section == VERSIONS:
             return self.key in COMPUTING_PACKAGES if self.one_sided else package_affects_results(self.key)
         if self.section == MACHINE:
-            return fact_affects_results(self.key) and None not in (self.a, self.b) and not self.one_sided
+            return self.key in COMPUTING_FACTS and None not in (self.a, self.b) and not self.one_sided
         return True
 
     @property

@@ -10,14 +10,14 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from runlab.config.texts import few
 from runlab.errors import ConfigError
 from runlab.run.paths import TRACE
-from runlab.run.trace import DIGEST, FORMAT, NAMES, START, VERSION
+from runlab.run.trace import DIGEST, NAMES, START, VERSION
 from runlab.run.validation import Line, Missing, read_bytes
 
 STEP_DETAIL = "step"
@@ -30,9 +30,6 @@ OTHER_ITEMS = "items"  # an event has other items, and those that both runs have
 OTHER_ENV_STEPS = "env_steps"  # an iteration took another number of environment steps
 OTHER_CHAIN = "chain"  # the chain differs although everything before it is equal
 NOT_FINGERPRINTS = (OTHER_EVENT, OTHER_ITEMS, OTHER_ENV_STEPS, OTHER_CHAIN)
-
-# Traces of before the format had a name of its own: the name of the package, which a fork has renamed.
-_FORMER_FORMAT = re.compile(r"[a-z0-9_]+-trace")
 
 ITERATION_LINE, ITEMS_LINE = b'["iteration",', b'["items",'  # the starts of lines
 _ITERATION = msgspec.json.Decoder(tuple[Line, int, int, Line, Line])
@@ -68,17 +65,12 @@ class Divergence:
 class _Head:
     """The first line of a trace."""
 
-    format: str
+    # runlab-trace; before, it began with the name of the package, which a fork has renamed.
+    format: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]+-trace\Z")]
     version: int
     digest: str
     detail: Line
     algo: Line
-
-    @property
-    def readable(self) -> bool:
-        """True for a trace of this version, also of before the format had a name of its own."""
-        named = self.format == FORMAT or _FORMER_FORMAT.fullmatch(self.format) is not None
-        return named and (self.version, self.digest) == (VERSION, DIGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +135,6 @@ class RecordedTrace:
         except (msgspec.MsgspecError, ValueError, KeyError):
             raise ConfigError(f"{self.run}: {TRACE}: line {number + 2} is damaged") from None
 
-    @property
-    def chain(self) -> str:
-        """The chain at the end of the last iteration, which is the last line."""
-        with self._line(len(self.lines) - 1) as (*_, chain):
-            return str(chain)
-
     def whole(self, most: int | None = None) -> RecordedTrace:
         """The trace up to the end of its last whole iteration, or of its iteration `most`, counted from 1."""
         ends = [at for at, line in enumerate(self.lines, start=1) if _ends(line)]
@@ -181,7 +167,7 @@ def open_trace(run_dir: Path, when_missing: str = "") -> RecordedTrace:
         raise ConfigError(f"{run}: has no {TRACE}; {when_missing}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         head = None
-    if head is None or not head.readable:
+    if head is None or (head.version, head.digest) != (VERSION, DIGEST):
         raise ConfigError(f"{run}: {TRACE} is no trace of this version")
     trace = RecordedTrace(run, head.detail, head.algo, lines).whole()
     if not trace.lines:

@@ -30,7 +30,7 @@ EXECUTION_KEYS = ("env.num_workers",)
 
 # Hardware that can change results. GPUs are compared only if one of the runs used them.
 GPU_FACTS = ("gpu_driver", "gpus")
-_COMPUTING_FACTS = ("architecture", "cpu", "cpu_flags", "logical_cores", *GPU_FACTS)
+COMPUTING_FACTS = ("architecture", "cpu", "cpu_flags", "logical_cores", *GPU_FACTS)
 
 # Machinery that every run imports and that changes no number of it, in the folder `runlab`. The rest of it
 # counts, also where a change hardly matters: config/loading.py, schema.py and algorithms.py make the object
@@ -106,11 +106,6 @@ COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d",
 def key_affects_results(key: str) -> bool:
     """True if a key of the configuration, in dotted form, may change results; see `BOOKKEEPING_KEYS` too."""
     return {key, key.partition(".")[0]}.isdisjoint((*OBSERVER_KEYS, *EXECUTION_KEYS))
-
-
-def fact_affects_results(name: str) -> bool:
-    """True if another value of this fact about a machine may change results."""
-    return name in _COMPUTING_FACTS
 
 
 def package_affects_results(name: str) -> bool:

@@ -189,14 +189,10 @@ def check_kinds(values: Mapping[Any, Any], prefix: str = "") -> None:
         elif any(is_dataclass(kind) or get_origin(kind) is dict for kind in kinds):
             chosen = f"; a file chooses with 'defaults: [override /{key}: NAME]'" if "." not in key else ""
             raise ConfigError(f"{key}: expected keys with values, got {value}{chosen}")
-        elif any(bool in _union(kind) for kind in kinds):
-            auto = any(str in _union(kind) for kind in kinds)
+        elif any(bool in (kind, *get_args(kind)) for kind in kinds):
+            auto = any(str in (kind, *get_args(kind)) for kind in kinds)
             if not (auto and value == AUTO):
                 raise ConfigError(f"{key}={value}: expected {'auto, ' * auto}true or false")
-
-
-def _union(kind: Any) -> tuple[Any, ...]:
-    return kind, *get_args(kind)
 
 
 def register_schemas() -> None:

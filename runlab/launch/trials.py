@@ -279,12 +279,7 @@ class _Watch:
     """The runs of a trial, whose rows are reported as they come."""
 
     def __init__(
-        self,
-        trial: Trial,
-        metric: str,
-        num_runs: int,
-        database: RDBStorage | None,
-        noted: threading.Event,
+        self, trial: Trial, metric: str, num_runs: int, database: RDBStorage | None, noted: threading.Event
     ) -> None:
         self.run_dirs: list[Path] = []
         self.over = False

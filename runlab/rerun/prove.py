@@ -18,20 +18,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runlab.analysis import compare
-from runlab.config.command_args import (
-    argument,
-    exit_status,
-    json_flag,
-    make_folder,
-    program,
-    rest,
-    whole,
-)
+from runlab.config.command_args import argument, exit_status, json_flag, make_folder, program, rest, whole
 from runlab.config.project import ALGORITHMS, project
 from runlab.config.schema import Config, Level
 from runlab.determinism.levels import PROMISES, ROW_GROUPS
@@ -43,7 +35,7 @@ from runlab.rerun.certificate import BROKEN, HOLDS, Certificate, RunResult
 from runlab.rerun.perturbations import INVARIANT, WITHOUT, config_to_prove, inverse_config, perturbed
 from runlab.run import paths
 from runlab.run.files import to_stderr
-from runlab.run.job import Job
+from runlab.run.job import Job, new_job
 from runlab.run.read import read_metrics
 from runlab.run.record import FINISHED, RunRecord, TraceFacts, utc_now
 
@@ -163,13 +155,8 @@ class Proof:
         return json.loads(answer.read_text())  # type: ignore[no-any-return]
 
     def _job(self, name: str, config: Config) -> Job:
-        return Job(
-            config=config,
-            run_id=f"{self.id}-{name.replace('_', '')}",
-            run_dir=str(self.folder / name),
-            command=program(),
-            overrides=self.overrides,
-        )
+        job = new_job(config, program(), self.overrides)
+        return replace(job, run_id=f"{self.id}-{name.replace('_', '')}", run_dir=str(self.folder / name))
 
     def _run(self, number: int) -> RunResult:
         """Run 0 is undisturbed. The other runs are perturbed, with all observers and with none in turn."""
@@ -248,7 +235,7 @@ def try_checks(file: str, *names: str) -> None:
     seed_global_rng(config.seed)
     algorithm, _ = project().build(config)
     results: dict[str, Any] = {}
-    try:
+    with contextlib.closing(algorithm):
         switches.confirm(settings)
         passes = checks.passes_of(algorithm, config, names)
         for name in names:
@@ -256,8 +243,6 @@ def try_checks(file: str, *names: str) -> None:
                 results[name] = checks.CHECKS[name](config, passes)
             except ConfigError as error:
                 results[name] = {"holds": False, "problem": str(error)}
-    finally:
-        algorithm.close()
     Path(file).write_text(json.dumps({"settings": settings, "checks": results}))
 
 

@@ -166,7 +166,7 @@ def replay(job: Job, request: Request) -> None:
         deterministic.fill_uninitialized_memory = True
     seed_global_rng(config.seed)
     algorithm, _ = project().build(config)
-    try:
+    with contextlib.closing(algorithm):
         first = 0
         if request.checkpoint is not None:
             first = restore(algorithm, load_checkpoint(Path(request.checkpoint)))
@@ -179,8 +179,6 @@ def replay(job: Job, request: Request) -> None:
             keeper.end(algorithm, result.metrics)
         keeper.lines.close()
         keeper.write_kept()
-    finally:
-        algorithm.close()
 
 
 if __name__ == "__main__":

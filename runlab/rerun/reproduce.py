@@ -153,7 +153,7 @@ def reproduce(
             verdict=verdict,
             headline=headline,
             iterations=min(again.reach[0], total),
-            digest=again.chain,
+            digest=json.loads(again.lines[-1])[-1],
             notes=notes,
             error=None if verdict == IDENTICAL else error,
             kept=None if folder is None else str(folder.absolute()),

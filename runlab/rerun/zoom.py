@@ -175,7 +175,9 @@ def _explain(
 
 
 def _finding(result: Zoom, folders: Sequence[Path], logged_from: str) -> Finding:
-    ours, theirs = (_operations_before(result.first or "", folder) for folder in folders)
+    documents = [json.loads((folder / OPERATIONS).read_text()) for folder in folders]
+    before = [each["operations"][: each["before"][result.first]] for each in documents]
+    ours, theirs = ([LoggedOperation(**each) for each in logged] for logged in before)
     return cause_of(ours, theirs, logged_from)
 
 
@@ -192,9 +194,3 @@ def _not_repeated(recorded: Path, again: Path) -> str | None:
             if name != traces.OTHER_CHAIN and expected.get(name, value) != value:
                 return f"it first differs from its own record in iteration {index:,}, {name}"
     return None
-
-
-def _operations_before(item: str, folder: Path) -> list[LoggedOperation]:
-    """The operations before the item."""
-    document = json.loads((folder / OPERATIONS).read_text())
-    return [LoggedOperation(**each) for each in document["operations"][: document["before"][item]]]

@@ -181,7 +181,7 @@ def make_report(run_dirs: Sequence[Path], pattern: str, folder: Path = Path()) -
         charts=figures.charts_of(aside) | charts,
         searches=searches,
         films={each.number: films for each in found if (films := [*_films(each, folder)])},
-        scores=aggregate.scores(experiments),
+        scores=[*aggregate.scores(experiments)],
         improvements=[*aggregate.improvements(experiments)],
         columns=[*_COLUMNS, *more],
     )

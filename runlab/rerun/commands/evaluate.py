@@ -55,13 +55,10 @@ def main(args: Args) -> int:
 
         config, algorithm, envs = load_policy(run_dir, args.checkpoint, args.trust)
     seeds = env_seeds(args.seed, "separate evaluation", args.episodes)
-    try:
-        with exits_are_errors(), contextlib.redirect_stdout(sys.stderr):
-            policy, logged = args.eval_policy or config.eval_policy, config.env.logged_infos
-            make, act = partial(make_env, config.env), act_of(algorithm, policy)
-            episodes = evaluate(make, envs.codec, act, seeds, most_beside=_MOST_BESIDE, logged=logged)
-    finally:
-        algorithm.close()
+    with contextlib.closing(algorithm), exits_are_errors(), contextlib.redirect_stdout(sys.stderr):
+        policy, logged = args.eval_policy or config.eval_policy, config.env.logged_infos
+        make, act = partial(make_env, config.env), act_of(algorithm, policy)
+        episodes = evaluate(make, envs.codec, act, seeds, most_beside=_MOST_BESIDE, logged=logged)
     returns = [episode.episode_return for episode in episodes]
     lengths = [episode.length for episode in episodes]
     env_steps, means = algorithm.env_steps, episode_means("eval", episodes)

@@ -126,7 +126,7 @@ def _clips(args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], fo
     config, algorithm, envs = load_policy(run_dir, f"{steps}", args.trust)
     make, notes = partial(make_env, config.env), list[str]()
     recorder = VideoRecorder(make, notes.append, size=args.size, fps=config.video_fps)
-    try:
+    with contextlib.closing(algorithm):
         act = act_of(algorithm, args.eval_policy or config.eval_policy)
         with exits_are_errors(), contextlib.redirect_stdout(sys.stderr):  # output of environments
             for number, seed in enumerate(seeds):
@@ -140,5 +140,3 @@ def _clips(args: Args, run_dir: Path, checkpoint: Path, seeds: Sequence[int], fo
                 yield Clip(path, f"after {steps:,} steps   return {episode.episode_return:,.1f}")
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
-    finally:
-        algorithm.close()
