@@ -1,7 +1,6 @@
 """The code that a run uses: files of the repository, and digests of code that git does not have.
 
-The process of a run knows its modules (`sys.modules`). Files that Python opens are noted by an audit hook,
-which costs a run nothing that can be measured. Files that compiled code opens by itself are not seen.
+The process of a run knows its modules (`sys.modules`) and the files that Python opened (opened_files.py).
 
 Code outside is a module that is neither in the snapshot nor of an installed package: a package that git
 ignores or that a link leads to, a folder in front on PYTHONPATH, an installation in editable form. So is an
@@ -11,14 +10,10 @@ ignored file that was opened. It is not stored; a digest lets other code of the 
 from __future__ import annotations
 
 import os
-import re
 import sys
-import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +24,15 @@ from runlab.config.secrets import masked
 from runlab.config.texts import few
 from runlab.run.git.command import GitError, as_text, repository
 from runlab.run.git.snapshot import GitRecord
+from runlab.run.installed import Installed, is_program, real_folder
 from runlab.run.module_specs import module_specs
+from runlab.run.opened_files import opened, unheard, watch
 
 _MOST_FILES = 2000  # of a package outside that its digest knows; its source comes first
 _WHOLE_BYTES = 100_000_000  # of a package outside that its digest reads; of what is beyond, the sizes count
 _SOURCES = (".py", ".so", ".pyd")
-_READING = frozenset({"open", "sqlite3.connect", "ctypes.dlopen"})  # audit events about a path
 # Made by tools in an environment of Python, and imported at the start of any process.
 _OF_ENVIRONMENTS = ("__main__", "__mp_main__", "_virtualenv")
-
-_opened: set[str] = set()  # absolute paths in the repository that this process has opened
-_tops: list[str] = []  # the top of the repository that is watched
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,13 +87,11 @@ class CodeWatch:
         places = [path.resolve() for path in aside]
         self._aside = {path for path in places if not self._top.is_relative_to(path)}
         self.places = dict[str, Path]()  # of the code outside
-        _listen()
-        _opened.clear()
-        _tops[:] = [f"{self._top}{os.sep}"]
+        watch(self._top)
 
     def used(self, modules: Mapping[str, Any] | None = None) -> UsedCode:
         """The code that was used up to now; `modules` stand in for those of this process."""
-        files, outside, installed = set[str](), dict[str, Path](), _Installed()
+        files, outside, installed = set[str](), dict[str, Path](), Installed()
         declared = dict[str, str]()  # the name of a module by its path
         # A module inside of a package that is known belongs to it: torch's compiler makes some of its own.
         ends = set[str]()
@@ -115,14 +106,13 @@ class CodeWatch:
                 if not is_installed:
                     outside[name] = file
         packages = {file.parent for file in outside.values() if _is_package(file)}  # with their data
-        opened = [Path(path) for path in sorted([*_opened])]
-        for file in (each for each in opened if not self._is_aside(each) and each.suffix != ".pyc"):
+        for file in (each for each in opened() if not self._is_aside(each) and each.suffix != ".pyc"):
             if (path := self._path(file)) is not None:
                 files.add(path)
             elif self._is_data(file) and not {*file.parents} & packages:
                 outside[masked(file.relative_to(self._top).as_posix())] = file
         self.places = outside
-        with _unheard():
+        with unheard():
             files -= declared.keys()
             while named := {path for path in declared.keys() - files if self._named(declared[path], files)}:
                 files |= named
@@ -138,12 +128,12 @@ class CodeWatch:
         return any(name.encode() in source.read_bytes() for source in sources if source.is_file())
 
     def _is_aside(self, file: Path) -> bool:
-        folder = _real_folder(str(file.parent))  # the folder of runs may be a link to a larger disk
+        folder = real_folder(str(file.parent))  # the folder of runs may be a link to a larger disk
         return not self._aside.isdisjoint([folder, *folder.parents])
 
     def _path(self, file: Path) -> str | None:
         """The path of a file in the snapshot; None: it is not there."""
-        real = _real_folder(str(file.parent)) / file.name
+        real = real_folder(str(file.parent)) / file.name
         if not real.is_relative_to(self._top):
             return None
         real = real.resolve()
@@ -161,7 +151,7 @@ class CodeWatch:
         if file.suffix in (".py", ".pyc") or any(part.startswith((".", "__")) for part in parts):
             return False
         folders = (folder for folder in file.parents if folder.is_relative_to(self._top))
-        return not _is_program(file) and not any((folder / "pyvenv.cfg").exists() for folder in folders)
+        return not is_program(file) and not any((folder / "pyvenv.cfg").exists() for folder in folders)
 
 
 def digests_now(project: Path, used: UsedCode) -> UsedCode:
@@ -183,35 +173,6 @@ def _ignored_file(project: Path, name: str) -> Path | None:
     return top / name if (top / name).is_file() else None
 
 
-@cache
-def _listen() -> None:
-    """Have `_opened` filled from now on; an audit hook cannot be removed."""
-    sys.addaudithook(_hear)
-
-
-def _hear(event: str, args: tuple[Any, ...]) -> None:
-    if event not in _READING:  # as nearly all are: the rest may be slow
-        return
-    with suppress(OSError, TypeError, ValueError, IndexError):  # whatever it is called with, it must not fail
-        if event == "open":
-            mode, flags = args[1:3]
-            if "r" not in mode if isinstance(mode, str) else flags & os.O_ACCMODE == os.O_WRONLY:
-                return
-        path = os.path.normpath(Path(os.fsdecode(args[0])).absolute())
-        if any(path.startswith(top) or os.path.realpath(path).startswith(top) for top in _tops):
-            _opened.add(path)
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    """Notes nothing while the block reads files itself."""
-    tops, _tops[:] = [*_tops], []
-    try:
-        yield
-    finally:
-        _tops[:] = tops
-
-
 def _modules(modules: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """The modules that are files, each package before what is inside of it."""
     for name, module in sorted([*modules.items()]):
@@ -226,60 +187,6 @@ def _modules(modules: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
 def _parents(name: str) -> set[str]:
     parts = name.split(".")
     return {".".join(parts[:count]) for count in range(1, len(parts))}
-
-
-@cache
-def _installed_names(_import_path: tuple[str, ...]) -> Collection[str]:
-    """The first parts of the names of files of installed packages, and of modules where these are not listed.
-
-    `packages_distributions()` gives the names of their modules alone, and takes ten times as long.
-    """
-    lists = (each.read_text(name) or "" for each in distributions() for name in ("RECORD", "top_level.txt"))
-    return {re.split("[/.,]", line, maxsplit=1)[0] for text in lists for line in text.splitlines()}
-
-
-class _Installed:
-    """The modules of Python itself and of installed packages."""
-
-    def __init__(self) -> None:
-        self._roots = sorted(
-            {os.path.realpath(path or os.curdir) for path in sys.path}, key=len, reverse=True
-        )
-        paths = sysconfig.get_paths()
-        self._python = [os.path.realpath(paths[kind]) for kind in ("stdlib", "platstdlib")]
-        self._python += [f"{path}{os.sep}lib-dynload" for path in self._python]
-        self._names = _installed_names(tuple(sys.path))
-        self._root_of, self._has_packages = cache(self._find_root), cache(self._find_packages)
-
-    def has(self, file: Path) -> bool:
-        folder = _real_folder(str(file.parent))
-        root = self._root_of(str(folder))
-        if root is not None and self._has_packages(root):
-            # The name of the package, which may be imported by another name.
-            top = str(folder / file.name)[len(root) + 1 :].partition(os.sep)[0].partition(".")[0]
-            if top in self._names:
-                return True
-        return root in self._python or _is_program(folder / file.name)
-
-    def _find_root(self, folder: str) -> str | None:
-        roots = (*self._roots, *self._python)
-        return next((root for root in roots if f"{folder}{os.sep}".startswith(f"{root}{os.sep}")), None)
-
-    def _find_packages(self, root: str) -> bool:
-        """True for a folder into which packages are installed. The source of an editable one is none."""
-        folder = Path(root)
-        return folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
-
-
-def _is_program(file: Path) -> bool:
-    """True for what torch compiled, which sets these variables. It follows from other code."""
-    caches = (os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"))
-    return any(file.is_relative_to(_real_folder(cache)) for cache in caches if cache)
-
-
-@cache
-def _real_folder(path: str) -> Path:
-    return Path(path).resolve()
 
 
 def _digests(places: Mapping[str, Path]) -> dict[str, str]:
