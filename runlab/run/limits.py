@@ -6,6 +6,8 @@ their files. A network is no larger than the tensors that it is filled from.
 
 from __future__ import annotations
 
+import pickletools
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -20,6 +22,13 @@ _MOST_VALUES = 2_000_000
 DEEPEST = 50  # levels of a state
 _OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need, and that may have grown
 _VIEWS = 8  # several tensors may be views of one storage
+_PICKLE = "data.pkl"
+# What the pickle of a checkpoint names. Torch allows more, such as `bytearray`: its size is only a number.
+_NAMED = re.compile(
+    r"torch\._utils _rebuild_tensor_v[23]|torch (?:\w+Storage|(?:u?int|b?float|complex)\w+)"
+    r"|collections OrderedDict"
+)
+_NAMING = ("GLOBAL", "INST", "STACK_GLOBAL")
 
 
 class Excess(ValueError):
@@ -29,17 +38,31 @@ class Excess(ValueError):
 def check_archive(path: Path) -> None:
     """Raise `Excess` if the file is no archive that `torch.save` writes, or unpacks to more than it holds.
 
-    Without this, torch reads compressed archives and older formats, which may fill the memory.
+    Without this, torch reads compressed archives and older formats, and calls what a pickle names. Each of
+    them may fill the memory.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
+            if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+                raise Excess("is compressed, which no checkpoint is")
+            if sum(part.file_size for part in parts) > path.stat().st_size:
+                raise Excess("holds less than it says")
+            if min((part.header_offset for part in parts), default=1):  # torch might see other parts
+                raise Excess("has something in front of its archive")
+            for part in parts:
+                if part.orig_filename.lower().endswith(_PICKLE):  # torch asks for it so
+                    _check_pickle(archive.read(part))
+    except Excess:
+        raise
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise Excess(f"is no archive of torch: {error}") from None
-    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-        raise Excess("is compressed, which no checkpoint is")
-    if sum(part.file_size for part in parts) > path.stat().st_size:
-        raise Excess("holds less than it says")
+
+
+def _check_pickle(content: bytes) -> None:
+    for operation, value, _ in pickletools.genops(content):
+        if operation.name in _NAMING and not _NAMED.fullmatch(f"{value}"):
+            raise Excess(f"names {value}, which no checkpoint does")
 
 
 def check_content(content: Any, most_bytes: int) -> None:

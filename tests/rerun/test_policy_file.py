@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import shutil
 import struct
 import sys
@@ -117,6 +118,7 @@ Change = Callable[[Policy], object]
 
 
 GONE, NAN, HUGE = object(), math.nan, 10**30
+SIZE = b"J" + (200_000_000).to_bytes(4, "little") + b"\x85"  # the argument of a pickled call
 
 
 def put(key: str, value: Any, part: str = "manifest") -> Change:
@@ -168,6 +170,42 @@ def larger_than_it_is(policy: Policy) -> None:
     assert policy.packed is not None
     at = policy.packed.rindex(b"PK\x01\x02")
     policy.packed = policy.packed[: at + 20] + struct.pack("<II", 2**31, 2**31) + policy.packed[at + 28 :]
+
+
+def naming(name: str, arguments: bytes) -> Change:
+    """A further value of the state, which the function `name` makes while the state is read."""
+
+    def change(policy: Policy) -> None:
+        held, made = io.BytesIO(), io.BytesIO()
+        torch.save(policy.state, held)
+        with zipfile.ZipFile(held) as old, zipfile.ZipFile(made, "w") as new:
+            for part in old.namelist():
+                content = old.read(part)
+                if part.endswith("data.pkl"):
+                    content = (
+                        content[:-1] + b"X\x01\x00\x00\x00z" + f"c{name}\n".encode() + arguments + b"Rs."
+                    )
+                new.writestr(part, content)
+        policy.packed = made.getvalue()
+
+    return change
+
+
+def with_two_tables(policy: Policy) -> None:
+    """An archive whose end names the table of one archive by its place, and that of another by its size."""
+    repacked(policy, zipfile.ZIP_STORED)
+    plain = policy.packed
+    naming("__builtin__\nbytearray", SIZE)(policy)
+    assert plain is not None
+    assert policy.packed is not None
+    (size, table), (also, at) = (struct.unpack("<II", each[-10:-2]) for each in (policy.packed, plain))
+    assert size == also
+    shown = bytearray(plain[at:])
+    for entry in re.finditer(b"PK\x01\x02", shown):
+        (place,) = struct.unpack_from("<I", shown, entry.start() + 42)
+        struct.pack_into("<I", shown, entry.start() + 42, table - at + place)
+    struct.pack_into("<I", shown, len(shown) - 6, table)
+    policy.packed = policy.packed[: table + size] + plain[:at] + shown
 
 
 def manifest_is(text: str) -> Change:
@@ -256,6 +294,9 @@ CHANGES |= {
     "state compressed": lambda policy: repacked(policy, zipfile.ZIP_DEFLATED),
     "state long record": lambda policy: repacked(policy, zipfile.ZIP_STORED, bytes(64)),
     "state terabyte": larger_than_it_is,
+    "state bytes of a number": naming("__builtin__\nbytearray", SIZE),
+    "state storage of a number": naming("torch.storage\nUntypedStorage", SIZE),
+    "state of two tables": with_two_tables,
     "state deep": of_state("deep", nested(200)),
     "state doubled": of_state("doubled", doubled(60)),
     "state expanded": of_state("expanded", torch.zeros(1).expand(10**12)),
@@ -271,6 +312,7 @@ CHANGES |= {
     "params infinite": of_state("net.params", lambda old: old + math.inf),
 }
 FAST = (
+    "state bytes of a number",
     "config='gone'",
     "config.algo=[]",
     "manifest deep",
