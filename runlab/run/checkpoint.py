@@ -14,7 +14,8 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -65,7 +66,7 @@ class Checkpoints:
         make_durable_folder(path.parent)
         try:
             chunks = {} if replay is None else self._write_chunk(path.parent, replay)
-            replace_file(path, lambda file: _save(file, state))
+            replace_file(path, lambda file: _save(file, state), partial(self._announce, path))
             manifest = Manifest(state=_digest(path), chunks=chunks, config=dict(self.config))
             replace_file(path.with_suffix(".json"), lambda file: file.writelines(manifest.sealed()))
         except BaseException:
@@ -80,6 +81,13 @@ class Checkpoints:
         except OSError as error:
             self.note(f"{path.name} is written, but {error.filename} cannot be removed: {error.strerror}")
         return path
+
+    def _announce(self, path: Path, new: Path) -> None:
+        """Before a state is written again, have its manifest accept both, for a crash leaves one of them."""
+        with contextlib.suppress(ConfigError):  # there is none, or none that is whole
+            old = read_manifest(path)
+            both = replace(old, state=f"{_digest(new)} {old.state}")
+            replace_file(path.with_suffix(".json"), lambda file: file.writelines(both.sealed()))
 
     def _write_chunk(self, folder: Path, replay: Replay) -> dict[str, str]:
         """Write the newest transitions as a chunk; all chunks of the new checkpoint, with digests."""
@@ -161,10 +169,10 @@ def load_checkpoint(path: Path, experience: bool = True) -> Checkpoint:
     Missing or Damaged if it is not whole, and ConfigError if it cannot be read for another reason.
     """
     manifest = read_manifest(path)
-    for name, digest in {path.name: manifest.state, **(manifest.chunks if experience else {})}.items():
+    for name, digests in {path.name: manifest.state, **(manifest.chunks if experience else {})}.items():
         file = path.with_name(name)
         with reading(file):
-            if _digest(file) != digest:
+            if _digest(file) not in digests.split():
                 raise Damaged(f"{file} is damaged: its digest is not the one it was written with")
     return Checkpoint(path, _load(path), manifest.config, manifest.chunks)
 

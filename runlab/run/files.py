@@ -113,8 +113,13 @@ class LineFile:
             self._failing = False
 
 
-def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Put a file in place in one step: a crash or a power failure leaves the old or the new one, whole."""
+def replace_file(
+    path: Path, write: Callable[[IO[bytes]], object], announce: Callable[[Path], object] | None = None
+) -> None:
+    """Put a file in place in one step: a crash or a power failure leaves the old or the new one, whole.
+
+    `announce` gets the new file while the old one is still in its place.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)  # of a killed process that had the same number
@@ -122,6 +127,8 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if announce is not None:
+            announce(temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -26,7 +26,10 @@ class Damaged(ConfigError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The second line of a manifest: digests of the checkpoint's files, and the configuration of its run."""
+    """The second line of a manifest: digests of the checkpoint's files, and the configuration of its run.
+
+    `state` has two digests, with a space between them, while the state of the same step is written again.
+    """
 
     version: int = VERSION
     state: str

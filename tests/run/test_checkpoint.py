@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -22,7 +23,7 @@ from runlab.errors import ConfigError
 from runlab.run import manifest
 from runlab.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience, newest_checkpoint
 from runlab.run.continuation import check_same_run
-from runlab.run.manifest import Damaged, list_checkpoints
+from runlab.run.manifest import Damaged, list_checkpoints, read_manifest
 
 CAPACITY = 50
 
@@ -150,7 +151,7 @@ class Harmful:
 def test_loading_never_executes_what_a_file_says(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     path = Checkpoints(tmp_path, {}, 1).save(8, {"env_steps": 8, "bad": Harmful(mark)}, None)
-    with pytest.raises(Damaged, match="torch cannot load it"):
+    with pytest.raises(Damaged, match="names posix system, which no checkpoint does"):
         load_checkpoint(path)
     assert not mark.exists()
     pickle.loads(pickle.dumps(Harmful(mark)))  # the inverse: it would have
@@ -181,9 +182,12 @@ def test_only_the_configuration_that_a_checkpoint_was_made_with_goes_on(configur
             check_same_run(made, configure("algo=ppo", "env=CartPole", *words), "step_8.pt")
 
 
-@pytest.mark.parametrize("write", range(3))  # of a chunk, a state and a manifest
+@pytest.mark.parametrize("steps", [40, 20])  # the same again, as a run whose last evaluation was cut short
+@pytest.mark.parametrize(
+    "write", range(3)
+)  # of a chunk, a state and a manifest; or of a state and two manifests
 def test_a_full_disk_keeps_the_checkpoints_that_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int, steps: int
 ) -> None:
     writer = Checkpoints(tmp_path, {}, keep=1)
     writer.save(20, state(20), held(20))
@@ -196,10 +200,33 @@ def test_a_full_disk_keeps_the_checkpoints_that_are_there(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        writer.save(40, state(40), held(40))
+        writer.save(steps, state(steps) | {"row": 1}, held(steps))
     assert files(tmp_path) == before  # nothing half-written
+    assert load_checkpoint(list_checkpoints(tmp_path)[0]).state["env_steps"] == 20
     path = writer.save(60, state(60), held(60))
     assert loaded(load_checkpoint(path), 10, 60) == list(range(10, 60))
+
+
+def test_a_kill_while_a_checkpoint_is_written_again_leaves_the_old_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, left, fsync = tmp_path / "run", list[Path](), os.fsync
+    writer = Checkpoints(run_dir, {}, keep=1)
+    writer.save(20, state(20), held(20))
+
+    def copied(descriptor: int) -> None:
+        fsync(descriptor)
+        left.append(Path(shutil.copytree(run_dir, tmp_path / f"after_{len(left)}")))
+
+    monkeypatch.setattr(os, "fsync", copied)
+    writer.save(20, state(20) | {"row": 1}, held(20))
+    monkeypatch.undo()
+    found = [newest_checkpoint(each, pytest.fail) for each in (*left, run_dir)]
+    rows = ["row" in each.state for each in found if each is not None]
+    assert len(rows) == len(found) > 6
+    assert rows == sorted(rows)
+    assert {*rows} == {False, True}
+    assert " " not in read_manifest(list_checkpoints(run_dir)[0]).state
 
 
 def test_a_checkpoint_counts_though_an_older_one_cannot_be_removed(
