@@ -142,7 +142,10 @@ class OffPolicyAlgorithm(StatefulAlgorithm, Generic[LearnedT, InputsT, RatesT]):
                 actor_metrics += report.actor_metrics
         self.obs = obs
         if config.policy_average_steps and self.state.average is not None:
-            share = min(1.0, len(raw_obs) * self.envs.num_envs / config.policy_average_steps)
+            steps = len(raw_obs) * self.envs.num_envs
+            learned_for = max(steps, self.env_steps - config.learning_starts)
+            # At first the plain mean of the policies since the first update, without the untrained one.
+            share = max(-math.expm1(-steps / config.policy_average_steps), steps / learned_for)
             newest = self.state.learned.actor.params
             self.state = self.state._replace(average=polyak(self.state.average, newest, share))
         # The statistics change after the updates: during an iteration the normalisation is the same.

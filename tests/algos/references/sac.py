@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,9 +56,7 @@ class ReferenceSAC:
         vector_to_parameters(actor, self.actor.parameters())
         vector_to_parameters(critics, self.critics.parameters())
         self.targets = copy.deepcopy(self.critics)
-        steps = max(1, config.steps_per_iteration // len(envs.envs)) * len(envs.envs)
-        kept = max(0.0, 1.0 - steps / max(1, config.policy_average_steps))
-        self.average = AveragedModel(self.actor, multi_avg_fn=get_ema_multi_avg_fn(kept))
+        self.average = AveragedModel(self.actor, multi_avg_fn=self.averaged)
         self.average.update_parameters(self.actor)  # the first call copies
         self.log_alpha = nn.Parameter(torch.tensor(config.alpha_init).log())
         learned = {
@@ -82,6 +82,14 @@ class ReferenceSAC:
         action = squash(mean + deviation * noise)
         density = TransformedDistribution(Normal(mean, deviation), squash)
         return action, density.log_prob(action).sum(1)
+
+    def averaged(self, averages: Any, newest: Any, count: Any) -> None:
+        """Each iteration counts as much until what is older than `policy_average_steps` counts 1/e."""
+        num = len(self.envs.envs)
+        steps = max(1, self.config.steps_per_iteration // num) * num
+        iterations = max(1.0, (self.env_steps - self.config.learning_starts) / steps)
+        kept = min(math.exp(-steps / max(1, self.config.policy_average_steps)), 1.0 - 1.0 / iterations)
+        get_ema_multi_avg_fn(kept)(averages, newest, count)
 
     def train_iteration(self) -> dict[str, float]:
         """Environment steps, each followed by its updates; the metrics, averaged over updates."""
