@@ -62,16 +62,21 @@ class FlatCodec:
         self.bounded = False  # actions are continuous and every component has finite bounds
         if isinstance(action_space, spaces.Box):
             low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-            bounded = np.isfinite(low) & np.isfinite(high)
+            bounded = (action_space.bounded_below & action_space.bounded_above).reshape(-1)
             self.bounded, self.action_size = bool(bounded.all()), len(low)
             bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
             self._low, self._high = low + 0.0, high + 0.0  # no -0.0: np.minimum may return either zero
             self._whole = np.issubdtype(action_space.dtype, np.integer)
             if self._whole:  # half a step beyond both ends, so that these have a full share
                 bottom, top = low - 0.5, high + 0.5
-            kind = np.float64 if self._whole else np.float32
-            self._center = (bottom / 2 + top / 2).astype(kind)
-            self._half = (top / 2 - bottom / 2).astype(kind)
+            center, half = bottom / 2 + top / 2, top / 2 - bottom / 2
+            kind, most = (np.float64, 2.0**53) if self._whole else (np.float32, np.finfo(np.float32).max)
+            if (self._whole and not bounded.all()) or not np.abs([center, half]).max(initial=0.0) <= most:
+                raise ConfigError(
+                    f"{env_id} has the action space {action_space}; supported: numbers of float32, and whole "
+                    "numbers with bounds up to 2**53; env.wrappers takes a wrapper that gets there"
+                )
+            self._center, self._half = center.astype(kind), half.astype(kind)
             self._limit = np.where(bounded, 1.0, np.inf).astype(np.float32)
             return
         if not self.nvec:

@@ -83,6 +83,30 @@ def test_every_integer_of_a_box_has_an_equal_share(low: int, high: int, kind: An
     assert some.decode_action(np.array([[-1], [1], [-9], [9]])).ravel().tolist() == [low, high, low, high]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "kind", "supported"),
+    [
+        (-np.inf, np.inf, np.int64, False),  # Gymnasium gives them the bounds of int64
+        (0, np.inf, np.int64, False),
+        (0, 2**64 - 1, np.uint64, False),
+        (-(2**52), 2**52, np.int64, True),
+        (-1e300, 1e300, np.float64, False),
+        (-1e38, 1e38, np.float64, True),
+    ],
+)
+def test_bounds_that_actions_cannot_be_computed_with_are_refused_in_a_line(
+    low: float, high: float, kind: Any, supported: bool
+) -> None:
+    space = spaces.Box(low, high, (1,), kind)
+    if not supported:
+        with pytest.raises(ConfigError, match=r"^Some-v0 has the action space Box[^\n]*$"):
+            codec(action=space)
+        return
+    decoded = codec(action=space).decode_action(np.array([[-1.0], [0.0], [1.0]], np.float32))
+    assert all(map(space.contains, decoded))
+    assert decoded.ravel().tolist() == pytest.approx([low, 0, high])
+
+
 def test_a_space_that_does_not_fit_is_refused_in_a_line() -> None:
     with pytest.raises(ConfigError, match=r"^Some-v0 has the observation space Dict; .* flattens[^\n]*$"):
         codec(spaces.Dict({"a": BOX}))
