@@ -43,6 +43,11 @@ SAC, PPO = ["algo=sac", "env=Hopper"], ["algo=ppo", "env=Hopper"]
         ([*SAC, "seed=1,2,3", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], 16, (2, True, 0, 2)),
         ([*PPO, "seed=1,2,3"], 2, (1, True, 0, 2)),
         ([*PPO, "seed=1,2"], 16, (1, True, 1, 2)),
+        # Ray starts a job on each core, unless a job takes more.
+        ([*SAC, "seed=1,2,3", "hydra/launcher=ray"], 2, (1, True, 0, 2)),
+        ([*PPO, "seed=1,2,3", "hydra/launcher=ray", "num_threads=1"], 2, (1, True, 0, 2)),
+        ([*SAC, "seed=1,2,3", "hydra/launcher=ray", "hydra.launcher.num_cpus=2"], 4, (2, True, 0, 2)),
+        ([*SAC, "seed=1,2", "hydra/launcher=ray", "hydra.launcher.num_cpus=0.5"], 1, (1, True, 0, 1)),
     ],
 )
 def test_auto_is_what_the_run_gains_by(
@@ -50,6 +55,7 @@ def test_auto_is_what_the_run_gains_by(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
     monkeypatch.setattr(auto, "cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("runlab.config.cli.preflight.require", lambda *_: None)  # Ray is not called
     plan = preflight([*words, "local=null"])
     values = [attrgetter(key)(plan.configs[0]) for key in auto.AUTO_KEYS]
     assert (*values, plan.jobs) == expected

@@ -207,12 +207,15 @@ def _jobs(overrides: Sequence[Override]) -> list[list[str]]:
 def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     """The number of jobs that run at once on this machine, and the words for the launcher.
 
-    Launchers other than joblib's decide themselves: 1, and no override.
+    Ray starts as many as there are cores for, counted as if its nodes were like this machine. Launchers other
+    than these two decide themselves: 1. Only joblib's gets an override.
     """
     with in_one_line():
         launcher = str(OmegaConf.select(composed, "hydra.launcher._target_"))
         if launcher.endswith("RayLauncher"):
             _check_ray(composed.hydra.launcher)
+            taken = math.ceil(composed.hydra.launcher.num_cpus or cores_of(composed))
+            return max(1, min(usable_cores() // taken, num_jobs)), []
         if not launcher.endswith("JoblibLauncher"):
             return 1, []
         at_once, most = composed.hydra.launcher.n_jobs, usable_cores() // cores_of(composed)
