@@ -228,6 +228,16 @@ def _changed_files(git: GitRecord, snapshot: GitRecord, used: Sequence[UsedCode 
     return [*filter(code_rule(*map(files_of, used)), files)]
 
 
+def check_used(record: RunRecord, git: GitRecord, accept: bool, used: UsedCode) -> dict[str, list[str]]:
+    """Changes that show once the environments of a resumed run are made; as `check_changes`.
+
+    `used` is the code that its process uses by then.
+    """
+    if record.used is None:
+        return {}
+    return check_changes("the run", record.git, record.versions, git, accept, [record.used], used)
+
+
 def _changed_outside(used: Sequence[UsedCode | None], now: UsedCode | None) -> list[str]:
     """Names of code outside of the repository that is not as in any of the runs.
 

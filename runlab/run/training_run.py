@@ -26,7 +26,7 @@ from runlab.interfaces import Algorithm, Environments
 from runlab.machine import machine_facts, package_versions
 from runlab.run import paths
 from runlab.run.computed import ComputationFacts, first_other
-from runlab.run.continuation import Continuation, check_changes, cut_back, find_continuation, restore
+from runlab.run.continuation import Continuation, check_used, cut_back, find_continuation, restore
 from runlab.run.files import LineFile, lock, make_durable_folder, replace_text, to_stderr
 from runlab.run.git import snapshot
 from runlab.run.git.snapshot import GitRecord
@@ -166,9 +166,7 @@ class TrainingRun:
             self._record = self._begin(facts)
         else:
             record, part = self._continuation.record, self._continuation.part
-            if record.used is not None:  # the environments are made, and thus show what they use
-                known = ("the run", record.git, record.versions, self._git, self._job.accept, [record.used])
-                part.changed |= check_changes(*known, self._used)
+            part.changed |= check_used(record, self._git, self._job.accept, self._used)
             if self._continuation.checkpoint is not None:
                 restore(algorithm, self._continuation.checkpoint)
             self._record = self._resume(self._continuation, facts.computed)

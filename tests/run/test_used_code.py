@@ -21,7 +21,7 @@ from runlab.config.affects_results import code_rule, modules_of_others
 from runlab.config.project import ALGORITHMS, project
 from runlab.errors import ConfigError
 from runlab.run import paths
-from runlab.run.continuation import check_changes
+from runlab.run.continuation import check_changes, check_used
 from runlab.run.git.snapshot import take_snapshot
 from runlab.run.record import ResumedPart, RunRecord
 from runlab.run.used_code import CodeWatch, UsedCode, digests_now, outside_changes
@@ -243,8 +243,7 @@ def test_a_resume_compares_what_either_part_of_the_run_used(
         now, part = take_snapshot(repo), ResumedPart()
         part.changed |= check_changes("it", record.git, {}, now, accept, [record.used])
         present = UsedCode(files=[*used], outside=outside or {"pack": "1"})
-        if record.used is not None:
-            part.changed |= check_changes("the run", record.git, {}, now, accept, [record.used], present)
+        part.changed |= check_used(record, now, accept, present)
         return part.changed
 
     write(repo / "notes.txt", repo / "Dockerfile", repo / "figure.png", repo / "pack" / "a.py", text="new\n")
@@ -273,7 +272,11 @@ def test_a_resume_compares_what_either_part_of_the_run_used(
 ENV = """
 import gymnasium as gym
 import helper
+import os
 from pathlib import Path
+
+if "MORE" in os.environ:
+    import more
 
 class Env(gym.Env):
     observation_space, action_space = gym.spaces.Box(-2, 2, (1,)), gym.spaces.Discrete(2)
@@ -332,9 +335,9 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     write(project / "levels.txt", text="9\n")
     write(away / "helper.py", text="REWARD = 1.0\n")
 
-    def command(name: str, *words: str, status: int | None = 0) -> str:
+    def command(name: str, *words: str, status: int | None = 0, **variables: str) -> str:
         line = (sys.executable, "-P", "-m", "runlab", name, *words)
-        done = run(tmp_path, *line, status=status, PYTHONPATH=f"{project}:{away}")
+        done = run(tmp_path, *line, status=status, PYTHONPATH=f"{project}:{away}", **variables)
         return done.stdout + done.stderr
 
     def train(seed: int, folder: str) -> str:
@@ -345,8 +348,9 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
         runs, _ = load_runs(tmp_path / folder for folder in folders)
         return [[run.config["seed"] for run in each.runs] for each in find_experiments(runs)]
 
-    def resume(steps: int, status: int = 0) -> str:
-        return command("resume", f"run={tmp_path / 'r1'}", f"total_env_steps={steps}", status=status)
+    def resume(steps: int, status: int = 0, **variables: str) -> str:
+        words = (f"run={tmp_path / 'r1'}", f"total_env_steps={steps}")
+        return command("resume", *words, status=status, **variables)
 
     assert f"only a digest is recorded: helper ({away / 'helper.py'})" in train(1, "r1")
     used = record(tmp_path / "r1")["used"]
@@ -365,6 +369,10 @@ def test_runs_are_kept_apart_by_the_code_that_they_used_and_by_no_other(
     git(project, "commit", "-q", "-m", "another version")
     train(2, "r2")
     assert seeds("r1", "r2") == [[1, 2]]
+    write(project / "more.py")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "more")
+    assert "the run began with other code: more.py" in resume(96, 2, MORE="1")  # which is imported now
     resume(96)
     loop = project / NAME / "train.py"
     before = loop.read_text()
