@@ -277,7 +277,10 @@ class PPO(OnPolicyAlgorithm):
         log_ratio = self.log_ratio(net.params, rollout)
         first_error = (kernels.exp(log_ratio) - 1.0).abs().max()
         targets: Targets = self.engine.run_eager(self.targets, net.params, rollout, reward)
-        explained = 1.0 - targets.advantage.var() / (targets.advantage + targets.value).var().clamp(min=1e-30)
+        returns = targets.advantage + targets.value
+        explained = 1.0 - targets.advantage.var() / returns.var().clamp(min=1e-30)
+        # Of equal returns nothing can be explained; their variance is that of rounding.
+        explained = torch.where(returns.var() > 1e-12 * returns.square().mean(), explained, 0.0)
         # The epochs, until the policy is too far from the one that acted.
         tables: list[Tensor] = []  # (minibatches, len(Metrics)) of each epoch
         for epoch in range(config.update_epochs):

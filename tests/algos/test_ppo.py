@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Configure, build, small
+from probe_envs import Value
 
 from rltemplate.algos.ppo import Metrics, PPOReport, approx_kl
 from runlab.interfaces import Probe
@@ -33,6 +34,15 @@ def test_the_divergence_of_nearly_equal_policies_is_not_negative() -> None:
     kl = torch.stack([approx_kl(row) for row in log_ratio])
     assert kl.min() > 0.0
     torch.testing.assert_close(kl, 0.5 * log_ratio.square().mean(1), rtol=1e-3, atol=0.0)
+
+
+def test_values_explain_nothing_of_equal_returns(configure: Configure) -> None:
+    """Their variance is that of rounding, and a share of it is no number that means anything."""
+    plain = ("algo.normalize_obs=false", "algo.normalize_reward=false")
+    words = small("ppo", f"env.id={Value.__name__}-v0", "+env.kwargs.actions=discrete", "~recipe", *plain)
+    ppo: Any = build(configure(*words))[0]
+    assert [float(ppo.train_iteration().metrics["value/explained_variance"]) for _ in range(3)] == [0.0] * 3
+    ppo.close()
 
 
 def test_the_traced_gradient_is_the_one_before_clipping(configure: Configure) -> None:
