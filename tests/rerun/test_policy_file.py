@@ -296,6 +296,7 @@ CHANGES |= {
     "state terabyte": larger_than_it_is,
     "state bytes of a number": naming("__builtin__\nbytearray", SIZE),
     "state storage of a number": naming("torch.storage\nUntypedStorage", SIZE),
+    "state place of a number": naming("collections\nOrderedDict", b")r\0\0\0\1"),
     "state of two tables": with_two_tables,
     "state deep": of_state("deep", nested(200)),
     "state doubled": of_state("doubled", doubled(60)),

@@ -24,6 +24,7 @@ from runlab.run import manifest
 from runlab.run.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_experience, newest_checkpoint
 from runlab.run.continuation import check_same_run
 from runlab.run.manifest import Damaged, list_checkpoints, read_manifest
+from runlab.run.trace import digest
 
 CAPACITY = 50
 
@@ -151,11 +152,30 @@ class Harmful:
 def test_loading_never_executes_what_a_file_says(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     path = Checkpoints(tmp_path, {}, 1).save(8, {"env_steps": 8, "bad": Harmful(mark)}, None)
-    with pytest.raises(Damaged, match="names posix system, which no checkpoint does"):
+    with pytest.raises(Damaged, match=r"names posix\.system, which no checkpoint does"):
         load_checkpoint(path)
     assert not mark.exists()
     pickle.loads(pickle.dumps(Harmful(mark)))  # the inverse: it would have
     assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.uint32, torch.float8_e5m2]
+)
+def test_tensors_of_every_dtype_come_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    """The inverse of what is refused: torch pickles some of them in another way."""
+    layer = torch.nn.Linear(2, 2)
+    adam = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(2)).sum().backward()
+    adam.step()
+    own = {"value": torch.ones(3).to(dtype), "layer": layer.state_dict(), "adam": adam.state_dict()}
+    own |= {"parameter": layer.weight, "buffer": torch.nn.Buffer(torch.ones(2))}  # which has an attribute
+    loaded = load_checkpoint(Checkpoints(tmp_path, {}, 1).save(8, own, None)).state
+    assert loaded["value"].dtype == dtype
+    assert digest(loaded["value"]) == digest(own["value"])
+    assert torch.equal(loaded["parameter"], layer.weight)
+    assert torch.equal(loaded["buffer"], torch.ones(2))
+    assert torch.equal(loaded["adam"]["state"][0]["exp_avg"], adam.state_dict()["state"][0]["exp_avg"])
 
 
 def test_another_format_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
