@@ -28,8 +28,7 @@ def build(config: Config) -> tuple[Algorithm, Envs]:
     engine = Engine(config.compile, streams.device)
     implementation = pkgutil.resolve_name(ALGORITHMS[config.algo.name].implementation)
     try:
-        check_fit(config, envs.codec)
-        algo = config.algo.fitted(envs.codec)
+        algo = check_fit(config, envs.codec).algo
         return implementation(algo, envs, streams, config.total_env_steps, engine), envs
     except BaseException:
         envs.close()

@@ -18,7 +18,7 @@ class PPOMoEConfig(PPOConfig):
 
     num_experts: int = count(1024)
     num_chosen: int = count(1024, aliases="top_k")
-    router_gain: float = positive()
+    router_gain: float = positive(needs="orthogonal_init")
     balance_coef: float = number(0.0, aliases="aux_loss_coef")
     replay_routing: str = choice("all", "flipped", "none")
     rollout_dtype: str = choice("float32", "bfloat16")

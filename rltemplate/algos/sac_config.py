@@ -16,10 +16,10 @@ class SACConfig(OffPolicyConfig):
 
     actor_learning_rate: float = positive(10.0, aliases="lr learning_rate")
     critic_learning_rate: float = positive(10.0)
-    alpha_learning_rate: float = positive(10.0)
+    alpha_learning_rate: float = positive(10.0, needs="learn_alpha")
     learn_alpha: bool = setting()
     alpha_init: float = positive()
-    target_entropy: float | None = number(-1e6, 1e6)
+    target_entropy: float | None = number(-1e6, 1e6, needs="learn_alpha")
     network: str = choice("mlp", "residual", aliases="critic_norm")
     log_std_min: float = number(-20.0, 2.0)
     log_std_max: float = number(-20.0, 4.0)

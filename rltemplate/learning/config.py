@@ -32,7 +32,7 @@ class GradientConfig(AlgoConfig):
     hidden_sizes: list[int] = count(16_384, aliases="net_arch layers")
     activation: str = choice("tanh", "relu", "elu")
     normalize_obs: bool | str = setting()  # "auto" until it is fitted
-    obs_clip: float = positive()
+    obs_clip: float = positive(needs="normalize_obs")
 
     def fitted(self, codec: Codec) -> Self:
         """Normalise observations without an image where that is left open."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from runlab.interfaces import Codec
@@ -19,29 +19,36 @@ MOST_STEPS = 10**12
 _MOST = 10**9
 
 
-def setting(*, aliases: str = "", **metadata: Any) -> Any:
-    """A configuration field without a default. `aliases` are names in other programs, for hints."""
-    return field(metadata={"aliases": aliases, **metadata})
+class Names(TypedDict, total=False):
+    """Further arguments of each of these functions."""
+
+    aliases: str  # names in other programs, for hints
+    needs: str  # another field: while that one is false, zero or "none", this one has no effect
 
 
-def number(low: float, high: float = _MOST, *, open_low: bool = False, aliases: str = "") -> Any:
+def setting(**metadata: Any) -> Any:
+    """A configuration field without a default; with what `Names` lists."""
+    return field(metadata=metadata)
+
+
+def number(low: float, high: float = _MOST, *, open_low: bool = False, **names: Unpack[Names]) -> Any:
     """A field whose value must lie in [low, high] (or (low, high])."""
-    return setting(aliases=aliases, low=low, high=high, open_low=open_low)
+    return setting(low=low, high=high, open_low=open_low, **names)
 
 
-def positive(high: float = float(_MOST), *, aliases: str = "") -> Any:
+def positive(high: float = float(_MOST), **names: Unpack[Names]) -> Any:
     """A field whose value must be greater than zero."""
-    return number(0.0, high, open_low=True, aliases=aliases)
+    return number(0.0, high, open_low=True, **names)
 
 
-def choice(*names: str | None, aliases: str = "") -> Any:
-    """A field whose value must be one of `names`."""
-    return setting(aliases=aliases, choices=names)
+def choice(*choices: str | None, **names: Unpack[Names]) -> Any:
+    """A field whose value must be one of `choices`."""
+    return setting(choices=choices, **names)
 
 
-def count(high: float = _MOST, *, aliases: str = "") -> Any:
+def count(high: float = _MOST, **names: Unpack[Names]) -> Any:
     """A field that counts something, or lists counts: 1 or more."""
-    return number(1, high, aliases=aliases)
+    return number(1, high, **names)
 
 
 # A coefficient over a run: constant, or falling linearly to zero at the last step.
@@ -105,6 +112,13 @@ class AlgoConfig:
     def for_acting(self) -> Self:
         """A configuration for acting alone, without memory for learning."""
         return self
+
+    def without_effect(self) -> Iterator[tuple[str, str]]:
+        """Yield each hyperparameter that changes nothing, and the one that keeps it from having an effect."""
+        for each in fields(self):
+            needs = each.metadata.get("needs")
+            if needs and getattr(self, needs) in (False, 0, None, "none"):
+                yield each.name, needs
 
     def tied_to_total(self) -> Iterator[str]:
         """Yield settings that depend on `total_env_steps`: coefficients that fall to zero at the end."""

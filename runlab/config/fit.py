@@ -13,16 +13,18 @@ from runlab.machine import usable_memory
 _FLOAT32 = 4  # bytes
 
 
-def check_fit(config: Config, codec: Codec) -> None:
-    """Raise `ConfigError` if the algorithm cannot act in the environment of a codec, or lacks memory.
+def check_fit(config: Config, codec: Codec) -> Config:
+    """The configuration with the values that the environment of a codec decides.
 
-    Memory is compared with `device=cpu` only.
+    Raises `ConfigError` if the algorithm cannot act in it, or lacks memory, which is compared with
+    `device=cpu` only.
     """
     check_actions(config.algo.name, codec)
     check_images(config, codec)
     fitted = replace(config, algo=config.algo.fitted(codec))
     if config.device is Device.cpu:
         check_memory(fitted, codec, usable_memory())
+    return fitted
 
 
 def check_actions(algo: str, codec: Codec) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from runlab.config.cli.overrides import assigned
 from runlab.config.cli.preflight import Plan, preflight
 from runlab.config.fit import check_fit
 from runlab.config.loading import to_dict
@@ -34,8 +35,9 @@ def check_plan(plan: Plan) -> None:
             brought_sinks(config.logger)
     if any(config.logger.wandb.enabled for config in plan.configs):
         require("wandb", "wandb", "logger.wandb.enabled=true")
+    fitted = plan.configs
     if not in_process:  # no library may be loaded before its environment variables are set
-        check_environments(plan.configs)
+        fitted = check_environments(plan.configs)
     if not plan.resume and any(config.baseline is not None for config in plan.configs):
         from runlab.analysis.baseline import check_baseline
 
@@ -47,6 +49,13 @@ def check_plan(plan: Plan) -> None:
         f"{c.algo.name} on {c.env.id} without a recipe: the default values of {c.algo.name} are taken"
         for c in plan.configs
         if c.recipe is None and c.experiment is None
+    ]
+    notes += [
+        f"{word}: has no effect with {assigned(f'algo.{other}', getattr(config.algo, other))}"
+        for config, words in zip(fitted, plan.overrides, strict=True)
+        for name, other in config.algo.without_effect()
+        for word in words
+        if word.startswith(f"algo.{name}=")
     ]
     cores = usable_cores()
     more = (c.num_threads for c in plan.configs if c.num_threads > cores)
@@ -65,17 +74,19 @@ def planned(words: Sequence[str]) -> Plan:
     return preflight([f"baseline={run_id}", *(word for word in words if not word.startswith("baseline="))])
 
 
-def check_environments(configs: Sequence[Config]) -> None:
-    """Make every environment once; `ConfigError` if the algorithm or this machine's memory does not fit it.
+def check_environments(configs: Sequence[Config]) -> list[Config]:
+    """Make every environment once: the configurations with the values that they decide.
 
-    Without this the last job of a sweep might be refused only days later.
+    Raises `ConfigError` if the algorithm or this machine's memory does not fit one of them. Without this the
+    last job of a sweep might be refused only days later.
     """
     from runlab.envs.make import check_env
 
-    made: dict[str, Codec] = {}
+    made, fitted = dict[str, Codec](), list[Config]()
     with warnings.catch_warnings(action="ignore"):  # the run will print them
         for config in configs:
             env = f"{replace(config.env, num_envs=1, num_workers=0)}"
             if env not in made:
                 made[env] = check_env(config.env, lambda note: print(f"note: {note}", file=sys.stderr))
-            check_fit(config, made[env])
+            fitted.append(check_fit(config, made[env]))
+    return fitted

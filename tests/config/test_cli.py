@@ -20,6 +20,7 @@ from runlab.config.command_args import whole
 from runlab.config.loading import to_dict, to_yaml
 from runlab.config.yaml_files import DEEPEST, MAX_DIGITS
 from runlab.errors import ConfigError
+from runlab.launch.checks import check_plan
 from runlab.run.validation import parse_json, parse_yaml
 
 
@@ -317,3 +318,20 @@ def test_a_run_that_would_learn_nothing_is_noted() -> None:
         (config,) = preflight(["algo=sac", "env=Hopper", *f"total_env_steps={words}".split()]).configs
         notes = list(config.algo.notes(config.env.num_envs, config.total_env_steps))
         assert ["collects random actions" in note for note in notes] == [True] * noted
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        ("algo=sac env=Pendulum algo.learn_alpha=false algo.target_entropy=-1,-3", "learn_alpha=false"),
+        ("algo=sac env=Pendulum algo.learn_alpha=true algo.target_entropy=-1", ""),
+        ("algo=sac env=Pendulum algo.learn_alpha=false", ""),  # nobody set the value that has no effect
+        ("env=CartPole algo.encoder_size=64", "encoder=none"),  # the environment decides it
+        ("env=CartPole algo.ent_coef=0 algo.ent_coef_schedule=linear", "ent_coef=0.0"),
+    ],
+)
+def test_a_value_without_effect_is_noted(words: str, noted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check_plan(preflight(words.split()))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "has no effect" in line]
+    assert bool(lines) == bool(noted)
+    assert all(line.startswith("note: algo.") and line.endswith(f"with algo.{noted}") for line in lines)

@@ -70,7 +70,7 @@ _KINDS: dict[Any, str] = {
 
 def assigned(key: str, value: Any) -> str:
     """The argument that gives a key this value."""
-    return f"{key}={'null' if value is None else value}"
+    return f"{key}={'null' if value is None else str(value).lower() if isinstance(value, bool) else value}"
 
 
 def wrong_key(key: str, algorithm: str) -> str:
