@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +85,19 @@ def test_no_spread_one_seed_and_no_scores() -> None:
     for wrong in ([], [1.0, math.nan]):
         with pytest.raises(ValueError, match="scores"):
             stats.interval(wrong)
+
+
+@pytest.mark.parametrize("statistic", stats.STATISTICS)
+@pytest.mark.parametrize("score", [0.1, 0.95, 9.3, -161.9])
+def test_equal_scores_differ_in_nothing_however_many_they_are(statistic: str, score: float) -> None:
+    """Sums of ten and of five would be rounded differently, and a difference of 2e-16 would be a verdict."""
+    for one, other in itertools.permutations((2, 3, 5, 7, 10), 2):
+        assert stats.interval([score] * one, statistic, minus=[score] * other) == (0.0, 0.0, 0.0)
+    spread = [1.0, 2.0, 4.0, 7.0, 9.0, 12.0]
+    ends = stats.interval(spread, statistic, minus=[score] * 3)
+    assert ends.high - ends.value == pytest.approx(
+        (plain := stats.interval(spread, statistic, minus=[0.125] * 3)).high - plain.value
+    )
 
 
 def write_group(root: Path, finals: Sequence[float], tag: str = "", **kinds: Any) -> None:
