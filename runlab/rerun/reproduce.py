@@ -21,7 +21,7 @@ from pathlib import Path
 from runlab.analysis import compare
 from runlab.analysis.runs import Run, load_run
 from runlab.analysis.traces import ITERATION_LINE, RecordedTrace, open_trace
-from runlab.config.command_args import argument, json_flag, new_folder, runs_folder, switch
+from runlab.config.command_args import argument, new_folder, runs_folder, switch
 from runlab.config.loading import complete
 from runlab.config.project import as_typed
 from runlab.config.texts import few, from_here, nearest
@@ -55,7 +55,7 @@ class Args:
     keep: Path | None = argument(new_folder, None)
     trust: bool = argument(switch, False)
     runs_dir: Path = argument(runs_folder, Path("runs"))
-    json: bool = json_flag()
+    json: bool = argument(switch, False)
 
 
 def main(args: Args) -> int:
@@ -204,14 +204,19 @@ class _Follower:
 
 
 def _without_old_ends(run: Run, before: list[Row], again: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Rows of both runs, without rows at old ends of a run whose total was raised, and without the next rows.
+    """Rows of both runs, without what only the old ends of a run whose total was raised have.
 
-    An uninterrupted run logs no row at an old end, and its next row has means over a longer time.
+    An uninterrupted run may log no row at an old end, and its next row then has means over a longer time. If
+    it logs one, it may have no evaluation in it.
     """
-    made = sorted(row["env_steps"] for row in again)
-    ends = {part.env_steps for part in run.record.resumed if "total_env_steps" in part.changed} - {*made}
-    left_out = ends | {next((step for step in made if step > end), end) for end in ends}
+    made = {row["env_steps"]: row for row in again}
+    raised = {part.env_steps for part in run.record.resumed if "total_env_steps" in part.changed}
+    ends = raised - made.keys()
+    left_out = ends | {min((step for step in made if step > end), default=end) for end in ends}
     old, new = ([row for row in rows if row["env_steps"] not in left_out] for rows in (before, again))
+    for i, row in enumerate(old):
+        if (step := row["env_steps"]) in raised:
+            old[i] = {k: v for k, v in row.items() if k in made[step] or not k.startswith("eval/")}
     return old, new
 
 
