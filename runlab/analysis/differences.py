@@ -267,7 +267,7 @@ def _factors(a: Run, b: Run, differences: Sequence[Difference]) -> dict[str, str
     if code:  # keys of only one version of the code belong to `code`
         keys = [one for one in keys if not one.one_sided or one.key.startswith(_GIVEN)]
     typed = {word.lstrip("+~").partition("=")[0] for run in (a, b) for word in run.record.overrides}
-    factors = _config_factors({one.key: one for one in keys}, typed)
+    factors = _config_factors({one.key: one for one in keys}, typed, _other_files(a, b))
     if code and code != [REVISION]:
         factors["code"] = f"({few(code)})"
     # If only one run has a setting, perhaps only its version of the code reads this setting back.
@@ -292,8 +292,22 @@ def resumed_with(run: Run) -> list[str]:
     return [key for key in changed if key in counted]
 
 
-def _config_factors(changed: dict[str, Difference], typed: set[str]) -> dict[str, str]:
-    """Factors among changed keys of the configuration; `typed` are the keys of both command lines."""
+def _other_files(a: Run, b: Run) -> dict[str, str]:
+    """The change of `experiment` and `debug`, where both command lines name others of their files."""
+    named = [
+        dict(word.lstrip("+").split("=", 1) for word in r.record.overrides if "=" in word) for r in (a, b)
+    ]
+    each = {group: [words.get(group, "none") for words in named] for group in ("experiment", "debug")}
+    return {group: f"{one} -> {other}" for group, (one, other) in each.items() if one != other}
+
+
+def _config_factors(
+    changed: dict[str, Difference], typed: set[str], files: Mapping[str, str]
+) -> dict[str, str]:
+    """Factors among changed keys of the configuration; `typed` are the keys of both command lines.
+
+    A key that a choice brings may also come from one of `files`, which is then a factor as well.
+    """
     chosen = {group: changed.pop(key) for group, key in _CHOICES.items() if key in changed}
     if chosen.keys() & {"algo", "env"} and "recipe" not in typed:
         chosen.pop("recipe", None)  # the other choice brings it
@@ -309,6 +323,8 @@ def _config_factors(changed: dict[str, Difference], typed: set[str]) -> dict[str
         unknown_to_other = one.one_sided and root in ("algo", "env") and root in chosen and not wrappers
         if not unknown_to_other and (explicit or not brought):
             factors[key] = one.change
+        elif key not in _FOLLOW:
+            factors |= files
     return factors
 
 
@@ -343,4 +359,4 @@ def listed(differences: Iterable[Difference], section: str, most: int | None = N
     for key, one in list(zip(keys, chosen, strict=True))[:most]:
         yield f"  {key:{width}}  {one.change}{one.remark}"
     if most is not None and len(chosen) > most:
-        yield f"  and {len(chosen) - most} more; --json lists them all"
+        yield f"  and {len(chosen) - most} more; json=true lists them all"

@@ -99,6 +99,10 @@ INVARIANT = {"determinism": {"level": "invariant", "products": "auto", "cpu_capa
         ),
         ("determinism=invariant", INVARIANT | {"algo.gamma": 0.9}, "determinism algo.gamma"),
         ("recipe=other", {"recipe": "other", "algo.gamma": 0.9, "num_threads": 2}, "recipe"),
+        # a file beside a choice may have changed what the choice seems to bring
+        ("env=Pendulum experiment=e", PENDULUM | {"experiment": "e"}, "env experiment"),
+        ("env=Pendulum debug=fast", PENDULUM, "env debug"),
+        ("algo=sac experiment=e", SAC_VALUES | {"experiment": "e"}, "algo experiment"),
     ],
 )
 def test_factors_of_the_configuration(overrides: str, config: dict[str, Any], expected: str) -> None:
