@@ -128,6 +128,13 @@ class Experiment:
         steps = thinned(shared, _MOST_INTERVALS)
         return [(step, stats.interval([each[step] for each in curves])) for step in steps]
 
+    def without_curve(self) -> Iterator[str]:
+        """The reason why several seeds have no curve together, and no line beside other experiments."""
+        if len(self.counted) > 1 and not self.curve:
+            lacking = [run.id for run in self.counted if not points(run, self.score)]
+            why = f"{few(lacking)} has no rows of it" if lacking else "its seeds share no step"
+            yield f"no IQM of {self.score} is drawn: {why}"
+
     def cautions(self) -> Iterator[str]:
         """Reasons to doubt the statistics."""
         if not self.counted:

@@ -100,6 +100,19 @@ def test_experiments_of_one_environment_are_drawn_together(tmp_path: Path) -> No
     assert [line["band"] for line in page_panels(report)[0]["lines"]] == [None, None]
 
 
+def test_a_seed_without_rows_is_named_where_it_costs_the_curve(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        write_run(tmp_path, seed, [1.0, 2.0])
+    text = "no IQM of eval/return is drawn: run-2 has no rows of it"
+    assert text not in text_of(reported(tmp_path).html)
+    (tmp_path / "ppo-Thing" / "run-2" / paths.METRICS).unlink()
+    assert text in text_of(reported(tmp_path).html)
+    write_run(tmp_path, 2, [1.0, 2.0], tag="-b")
+    row = '{"env_steps": 77, "eval/return": 2.0}\n'
+    (tmp_path / "ppo-Thing" / "run-2-b" / paths.METRICS).write_text(row)
+    assert "no IQM of eval/return is drawn: its seeds share no step" in text_of(reported(tmp_path).html)
+
+
 def test_experiments_are_called_by_the_words_of_their_commands(tmp_path: Path) -> None:
     write_run(tmp_path, 1, tag="-a", overrides=["env=Thing", "experiment=fast", "trace=off"])
     for number, tag in enumerate(("-b", "-c")):  # of these two the words say the same
@@ -340,8 +353,10 @@ def test_figures_are_sharp_vector_too_and_the_same_each_time(tmp_path: Path) -> 
     assert (folders[0] / f"{name}.pdf").read_bytes().startswith(b"%PDF-")
     assert all((folders[0] / file).read_bytes() == (folders[1] / file).read_bytes() for file in files)
     with (folders[0] / "curves.csv").open(newline="") as file:
-        points = [(row["seed"], row["env_steps"], row["return"]) for row in csv.DictReader(file)]
-    assert points == [("1", "100", "1.0"), ("1", "200", "2.0"), ("2", "100", "1.0"), ("2", "200", "4.0")]
+        names = ("seed", "metric", "env_steps", "return")
+        points = [tuple(map(row.get, names)) for row in csv.DictReader(file)]
+    expected = [("1", "100", "1.0"), ("1", "200", "2.0"), ("2", "100", "1.0"), ("2", "200", "4.0")]
+    assert points == [(seed, "eval/return", steps, value) for seed, steps, value in expected]
 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@"])
@@ -377,7 +392,12 @@ def test_a_table_for_latex_has_the_results(tmp_path: Path) -> None:
     by = "50%_of $x^2 \\\\#1 {~&}"
     write_run(tmp_path / "runs", 1, [2.0], tag="-b", config={"name": by})
     write_run(tmp_path / "runs", 1, tag="-c", status="failed", config={"algo": {"gamma": 0.5}})
-    file = write_table(reported(tmp_path / "runs").experiments, tmp_path / "table.tex")
+    episodes = {"episode/return": 3.0}
+    other = {"algo": {"gamma": 0.9}}
+    write_run(tmp_path / "runs", 1, [0.0, 3.0], tag="-d", config=other, final_metrics=episodes)
+    report = reported(tmp_path / "runs")
+    assert text_of(report.html).count("3 (training episodes)") == 1
+    file = write_table(report.experiments, tmp_path / "table.tex")
     rows = [line for line in file.read_text().splitlines() if line.startswith("Thing")]
     escaped = (
         r"name=50\%\_of \$x\textasciicircum{}2 \textbackslash{}\textbackslash{}\#1 \{\textasciitilde{}\&\}"
@@ -385,6 +405,7 @@ def test_a_table_for_latex_has_the_results(tmp_path: Path) -> None:
     assert rows == [
         r"Thing & ppo & default & 5 & 200 & $-$1,500 ($-$1,500 to $-$1,500) \\",
         rf"Thing & ppo & {escaped} & 1 & 100 & 2 \\",
+        r"Thing & ppo & gamma=0.9 & 1 & 200 & 3 (training episodes) \\",
     ]
 
 

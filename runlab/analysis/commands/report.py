@@ -230,11 +230,12 @@ def write_curves(experiments: Sequence[Experiment], path: Path) -> Path:
     """Write the returns of all runs that count as CSV; `path`."""
     with path.open("w", newline="", encoding="utf-8") as table:
         writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(("experiment", "algo", "env", "by", "seed", "run", "commit", "env_steps", "return"))
+        names = ("experiment", "algo", "env", "by", "seed", "run", "commit", "metric")
+        writer.writerow((*names, "env_steps", "return"))
         for each in experiments:
             for run in each.counted:
-                names = (each.number, each.algo, each.env, each.by, run.config["seed"], run.id)
-                row = [_no_formula(name) for name in (*names, cell(run, "commit"))]
+                facts = (each.number, each.algo, each.env, each.by, run.config["seed"], run.id)
+                row = [_no_formula(fact) for fact in (*facts, cell(run, "commit"), each.score)]
                 writer.writerows((*row, *point) for point in points(run, each.score))
     return path
 
@@ -255,7 +256,8 @@ def write_table(experiments: Sequence[Experiment], path: Path) -> Path:
         r"\midrule",
     ]
     for each in (each for each in experiments if each.counted):
-        numbers = f"{len(each.counted)} & {each.steps:,} & {each.summary.replace('-', '$-$')}"
+        of = "" if each.score == "eval/return" else " (training episodes)"
+        numbers = f"{len(each.counted)} & {each.steps:,} & {each.summary.replace('-', '$-$')}{of}"
         names = (escaped(name).translate(_TEX) for name in (each.env, each.algo, each.by or "default"))
         lines.append(rf"{' & '.join(names)} & {numbers} \\")
     path.write_text("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]), encoding="utf-8")
