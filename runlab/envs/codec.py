@@ -40,8 +40,8 @@ class FlatCodec:
     Observations become float32 (N, O): Box of any shape flattened, Discrete one-hot. They begin with an image
     of `image_shape`, or () without one, and are bytes where all of their parts are. Actions are float32
     (N, A) in [-1, 1], scaled to the bounds of the Box (components without finite bounds pass unchanged), or
-    integers (N, A) from zero for Discrete, MultiDiscrete and MultiBinary. In a Box of integers each integer
-    has an equal share of [-1, 1].
+    integers (N, A) from zero for Discrete, MultiDiscrete and MultiBinary. In a Box of integers or bools each
+    of them has an equal share of [-1, 1].
     """
 
     def __init__(self, env_id: str, obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
@@ -66,7 +66,7 @@ class FlatCodec:
             self.bounded, self.action_size = bool(bounded.all()), len(low)
             bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
             self._low, self._high = low + 0.0, high + 0.0  # no -0.0: np.minimum may return either zero
-            self._whole = np.issubdtype(action_space.dtype, np.integer)
+            self._whole = action_space.dtype.kind in "iub"  # of bools as well
             if self._whole:  # half a step beyond both ends, so that these have a full share
                 bottom, top = low - 0.5, high + 0.5
             center, half = bottom / 2 + top / 2, top / 2 - bottom / 2
@@ -99,7 +99,8 @@ class FlatCodec:
     def decode_action(self, action: np.ndarray) -> np.ndarray:
         """Algorithm actions (N, A) as a batch of the environment's own actions."""
         if self.nvec:
-            return (action + self._start).reshape(-1, *self._shape)  # type: ignore[no-any-return]
+            whole: np.ndarray = (action + self._start).reshape(-1, *self._shape)
+            return whole.astype(self.action_space.dtype, copy=False)  # others may not be `contained`
         # Like np.clip, in half the time.
         native: np.ndarray = np.minimum(np.maximum(action, -self._limit), self._limit)
         native = native * self._half + self._center

@@ -7,6 +7,7 @@ names the value and the expected kind.
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -108,6 +109,11 @@ def parts_check(space: spaces.Space[Any]) -> Callable[[Any], Any]:
 def _checked_element(obs: Any, space: spaces.Space[Any]) -> Any:
     if space.contains(obs):
         return obs
+    with contextlib.suppress(ValueError):  # of no array
+        numbers = np.asarray(obs)
+        native = numbers.astype(space.dtype)  # as for a Box, the numbers decide and not their type
+        if numbers.dtype.kind in "iu" and np.array_equal(numbers, native) and space.contains(native):
+            return native
     raise RunError(f"the observation is {reprlib.repr(obs)}, expected an element of {space}")
 
 
@@ -115,6 +121,9 @@ def _checked_choice(obs: Any, space: spaces.Discrete[Any]) -> int:
     if space.contains(obs):
         return int(obs)
     first, last = space.start, space.start + space.n - 1
+    numpy = isinstance(obs, np.ndarray | np.generic) and obs.shape == ()
+    if numpy and obs.dtype.kind in "iub" and first <= int(obs) <= last:  # of another type than the space says
+        return int(obs)
     raise RunError(f"the observation is {shown(obs)}, expected a whole number from {first} to {last}")
 
 

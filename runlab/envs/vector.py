@@ -49,8 +49,10 @@ class StepResult(NamedTuple):
 
 def step_dtype(obs_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> np.dtype[Any]:
     """The action and the results of one environment in one step, for a structured array of all."""
-    action = np.dtype(action_space.dtype if isinstance(action_space, spaces.Box) else np.int64)
-    fields: list[Any] = [("action", action, action_space.shape), ("obs", obs_space.dtype, obs_space.shape)]
+    fields: list[Any] = [
+        ("action", action_space.dtype, action_space.shape),
+        ("obs", obs_space.dtype, obs_space.shape),
+    ]
     fields += [("reward", np.float64), ("terminated", np.bool_), ("truncated", np.bool_)]
     return np.dtype(fields, align=True)
 
@@ -225,8 +227,11 @@ def _work(
         if signal.getsignal(request) is not signal.SIG_IGN:  # which children of an environment would inherit
             signal.signal(request, SignalHandler())
     threading.Thread(target=_end_with_the_run, args=[os._exit], daemon=True).start()
-    from runlab.envs.global_rng import seed_global_rng  # imports torch, which is slow
+    import torch  # slow
 
+    from runlab.envs.global_rng import seed_global_rng
+
+    torch.set_num_threads(1)  # a fork has none of the threads of the run's process, and would wait for them
     table: np.ndarray = np.frombuffer(memory, dtype)
     envs: EnvGroup | None = None
     task: Any = ("", ())

@@ -21,6 +21,7 @@ from runlab.envs.codec import FlatCodec
 from runlab.envs.envs import Envs
 from runlab.envs.make import check_env, make_env, repeats, seeded_episodes
 from runlab.envs.recorder import ActionRecorder
+from runlab.envs.vector import step_dtype
 from runlab.errors import ConfigError
 from runlab.interfaces import Episode
 from runlab.run.trace import named_leaves
@@ -65,14 +66,17 @@ def test_choices_start_where_the_space_starts_and_have_its_shape() -> None:
         (spaces.Discrete(3, start=-1), [[0], [2]], [-1, 1], (3,)),
         (several, [[2, 1]], [[[2], [1]]], (3, 2)),
         (spaces.MultiBinary(3), [[1, 0, 1]], [[1, 0, 1]], (2, 2, 2)),
+        (spaces.Discrete(3, dtype=np.int32), [[2]], [2], (3,)),
+        (spaces.MultiDiscrete([3, 2], dtype=np.uint8), [[2, 1]], [[2, 1]], (3, 2)),
     ]
     for space, action, native, nvec in cases:
         decoded = codec(action=space).decode_action(np.array(action))
         assert (decoded.tolist(), codec(action=space).nvec) == (native, nvec)
         assert all(map(space.contains, decoded))
+        assert step_dtype(BOX, space)["action"].base == decoded.dtype  # of the action that arrives
 
 
-@pytest.mark.parametrize(("low", "high", "kind"), [(-2, 5, np.int64), (0, 255, np.uint8)])
+@pytest.mark.parametrize(("low", "high", "kind"), [(-2, 5, np.int64), (0, 255, np.uint8), (0, 1, np.bool_)])
 def test_every_integer_of_a_box_has_an_equal_share(low: int, high: int, kind: Any) -> None:
     number = high - low + 1
     some = codec(action=spaces.Box(low, high, (1,), kind))

@@ -54,6 +54,7 @@ LEGAL: dict[str, tuple[Any, Any]] = {
     "reward array": (given(reward=np.ones((1, 1), np.float32)), ZEROS),
     "flags of numpy": (given(terminated=np.int8(0), truncated=np.array(False)), ZEROS),
     "choice in an array": (given(np.array(3)), 3),
+    "choice of another type": (given(np.uint8(3)), 3),
 }
 
 
@@ -133,7 +134,14 @@ def in_parts(m: Any = (0, 1), a: Any = (0, 255), f: Any = (0.5,), choice: Any = 
 def test_parts_of_an_observation_are_checked_before_they_become_a_vector() -> None:
     env = ActionRecorder(flattened("Odd-v0", InParts(in_parts())), "Odd-v0")
     assert env.reset().tolist() == [1, 0, 0, 0, 1, 0, 255, 0.5, 0, 1, 0, 0]
+    for m in (np.array([2, 1], np.int8), [2, 1]):  # not of the type of the space
+        env = ActionRecorder(flattened("Odd-v0", InParts(in_parts() | {"m": m})), "Odd-v0")
+        assert env.reset().tolist()[:5] == [0, 0, 1, 0, 1]
     for obs, words in (
+        (
+            in_parts(m=(0.5, 1)),
+            "part m: the observation is array([0.5, 1. ]), expected an element of MultiDi",
+        ),
         (in_parts(m=(3, 1)), "part m: the observation is array([3, 1]), expected an element of MultiDiscr"),
         (in_parts(a=(300, -1)), "part t: part 0: part a: the observation has [300, -1], expected numbers "),
         (in_parts(f=(1e5,)), "part t: part 0: part f: the observation has inf in place 1 of 1"),

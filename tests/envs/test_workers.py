@@ -57,6 +57,7 @@ ACTS: dict[str, Callable[[], Any]] = {
     "sleeps": lambda: time.sleep(1000),
     "notifies": notify,
     "ends a child": ends_child,
+    "computes": lambda: torch.ones(1 << 20).exp(),  # so many that torch takes all of its threads
     "flushes": lambda: torch.set_flush_denormal(True),
 }
 
@@ -159,6 +160,18 @@ def test_an_environment_flushes_no_number_of_another(build: Build, workers: int,
     expected = trail(build("Breaks-v0", 4, workers), 4)
     envs = build("Breaks-v0", 4, workers, **{moment: "flushes"})
     assert [step[0] for step in trail(envs, 4)[1:]] == [step[0] for step in expected[1:]]
+
+
+def test_an_environment_may_compute_with_torch_where_the_run_has_several_threads(build: Build) -> None:
+    """A fork inherits none of them, and an operation that shared its work among them would never end."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ACTS["computes"]()
+        envs = build("Breaks-v0", 2, 1, act="computes", who=(7, 8))
+        assert len(trail(envs, 3)) == 4
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
