@@ -143,7 +143,7 @@ def test_a_saved_run_is_evaluated_on_separate_episodes(
     monkeypatch.chdir(finished.parents[2])
 
     def evaluate(*words: str) -> Any:
-        assert command(["evaluate", *words, "episodes=5", "--json"]) == 0
+        assert command(["evaluate", *words, "episodes=5", "json=true"]) == 0
         return json.loads(capsys.readouterr().out)
 
     first = evaluate(f"run={finished}")
@@ -226,7 +226,7 @@ def test_ctrl_c_is_answered_and_says_if_nothing_is_kept(
     words = ["eval_every=0", f"checkpoint_every={every}"]
     assert run(job_in(tmp_path / "run", configure, *words)) == 130
     assert output == ["SIGINT: the run ends after this iteration; another Ctrl-C ends it at once"]
-    note = "checkpoint_every=0: nothing was saved, so the run cannot resume from here\n"
+    note = "checkpoint_every=0: nothing was saved, so a resume begins again\n"
     assert capfd.readouterr().err == ("" if every else note)
     assert bool(list_checkpoints(tmp_path / "run")) is bool(every)
 

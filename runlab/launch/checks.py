@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from runlab.machine import usable_cores
 from runlab.run.paths import PROJECT
 from runlab.run.read import find_run
 
+_SLURM = "hydra/launcher=slurm"
 HERE = "debug=here"  # the run stays in the process of the command
 
 
@@ -28,6 +30,8 @@ def check_plan(plan: Plan) -> None:
     in_process = any(HERE in words for words in plan.overrides)
     if plan.sweep and in_process:
         raise ConfigError(f"{HERE}: is for a single run; leave out lists of values")
+    if _SLURM in plan.argv and shutil.which("srun") is None:  # submitit would say it in a sweep's folder
+        raise ConfigError(f"{_SLURM}: no srun here; start the sweep where Slurm's commands are installed")
     if not in_process and any(config.logger.sinks for config in plan.configs):
         from runlab.run.sinks import brought_sinks
 

@@ -28,7 +28,7 @@ from runlab.run import paths
 from runlab.run.files import make_durable_folder, replace_file, to_stderr
 from runlab.run.limits import Excess, check_archive, check_content
 from runlab.run.manifest import Damaged, Manifest, list_checkpoints, read_manifest
-from runlab.run.read import LAST, best_steps, chosen_checkpoints
+from runlab.run.read import LAST, best_steps, chosen_checkpoints, no_checkpoint
 from runlab.run.validation import Missing, reading
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def load_chosen(run_dir: Path, wanted: str) -> Checkpoint:
     if wanted != LAST:
         return load_checkpoint(chosen_checkpoints(run_dir, wanted)[0], experience=False)
     if (newest := newest_checkpoint(run_dir, to_stderr, experience=False)) is None:
-        raise ConfigError(f"{run_dir} has no checkpoint yet")
+        raise no_checkpoint(run_dir)
     return newest
 
 

@@ -157,7 +157,9 @@ class RunObservers:
         if self.complete:
             return
         if not self._config.checkpoint_every:
-            self._logger.message("checkpoint_every=0: nothing was saved, so the run cannot resume from here")
+            shown = (self._run_dir / paths.METRICS).exists()
+            end = "the run cannot resume" if shown else "a resume begins again"
+            self._logger.message(f"checkpoint_every=0: nothing was saved, so {end}")
         elif self._saved_steps != self._algorithm.env_steps:
             self._save()
 

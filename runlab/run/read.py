@@ -181,10 +181,18 @@ def best_steps(run_dir: Path, *more: int) -> int | None:
     return max(found, key=returns.__getitem__, default=None)
 
 
+def no_checkpoint(run_dir: Path) -> ConfigError:
+    """The answer to who asks for the policy of a run without a checkpoint."""
+    never = raw_config(run_dir).get("checkpoint_every") == 0
+    return ConfigError(
+        f"{run_dir} has no checkpoint{': it ran with checkpoint_every=0' if never else ' yet'}"
+    )
+
+
 def chosen_checkpoints(run_dir: Path, wanted: str, *more: str) -> list[Path]:
     """The checkpoints that `checkpoint=` names, the oldest first; each name in `more` names all of them."""
     if not (checkpoints := list_checkpoints(run_dir)):
-        raise ConfigError(f"{run_dir} has no checkpoint yet")
+        raise no_checkpoint(run_dir)
     choices = {LAST: checkpoints[-1:], "best": [], **dict.fromkeys(more, checkpoints)}
     choices |= {str(paths.steps_of(path)): [path] for path in checkpoints}
     if wanted == "best":

@@ -125,10 +125,11 @@ class ConsoleSink(Sink):
         steps = int(metrics.get("env_steps", self._facts.resumed_at or 0))
         self.note(f"{status} after {steps} steps in {show_time(metrics.get('wall_time_s'))}")
         run = f"run={shlex.quote(str(self._run_dir))}"
-        if status == "finished":
+        saves = self._facts.config["checkpoint_every"]
+        if status == "finished" and saves:
             self.note(f"next: {as_typed('evaluate')} {run}\n      {as_typed('film')} {run}")
         # Not before the first step, where it would fail again, and not without checkpoints.
-        elif self._facts.config["checkpoint_every"] and (steps or status != "failed"):
+        elif saves and (steps or status != "failed"):
             self.note(f"next: {as_typed('resume')} {run}")
 
     def _end_panel(self) -> None:
