@@ -55,9 +55,6 @@ endif
 # The single quotes keep the shell from touching what 'value' has kept from make.
 QUOTE = '$(subst ','\'',$1)'
 OVERRIDES = $(foreach .key,$(KEYS),$(call QUOTE,$(.key)=$(value $(.key))))
-# For commands that do not compose a configuration: the same arguments, but json=1 is the flag --json.
-ARGUMENTS = $(foreach .key,$(filter-out json,$(KEYS)),$(call QUOTE,$(.key)=$(value $(.key)))) \
-    $(if $(call IS_TRUE,json),--json)
 # The word true if that key was given as true, and nothing if it was given as false or not at all.
 IS_TRUE = $(strip $(if $(filter $1,$(KEYS)),$(if $(filter-out 1,$(words $(value $1))),$(call NO_SWITCH,$1),\
     $(if $(filter 1 true,$(value $1)),true,$(if $(filter-out 0 false,$(value $1)),$(call NO_SWITCH,$1))))))
@@ -68,7 +65,7 @@ SPLIT_ARGS = $(if $(value ARGS),args=$$(printf '%s\n' $(call QUOTE,$(value ARGS)
 SPLIT = $(if $(value ARGS),$$args)
 # 'exec' lets a signal that make passes on reach the program instead of a shell around it.
 RUN = $(ALWAYS)@$(SPLIT_ARGS) exec $(VENV_PYTHON) $1 $2 $(SPLIT)
-COMMAND = $(call RUN,-m runlab $@,$(ARGUMENTS))
+COMMAND = $(call RUN,-m runlab $@,$(OVERRIDES))
 NO_OVERRIDES = $(if $(KEYS),$(error '$@' takes no overrides, but got: $(KEYS). Flags go into ARGS="..."))
 
 TARGETS := help install train resume search evaluate film runs diff stats compare prove prove-resume reproduce report rename new-experiment \
@@ -147,10 +144,10 @@ report: $(STAMP) ## one page of HTML about all runs: make report [runs='runs/*/*
 	$(COMMAND)
 
 rename: $(STAMP) ## turn a fork into your project: make rename name=my_project
-	$(call RUN,scripts/rename.py,$(ARGUMENTS))
+	$(call RUN,scripts/rename.py,$(OVERRIDES))
 
 new-experiment: $(STAMP) ## a commented file for an experiment: make new-experiment name=wide-nets algo=sac env=Hopper
-	$(call RUN,scripts/new_experiment.py,$(ARGUMENTS))
+	$(call RUN,scripts/new_experiment.py,$(OVERRIDES))
 
 ##@ Develop
 # Each process takes half of the list, so that what a file prepares is prepared once, and then a part of what the

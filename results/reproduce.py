@@ -86,7 +86,7 @@ def _tried(case: str, env: str, folder: Path) -> str:
     run_id = json.loads((folder / "run" / "record.json").read_text())["id"]
     _do(folder, "git", "clone", "-q", server, colleague)
     _do(colleague, "git", "fetch", "-q", "origin", "refs/runs/*:refs/runs/*")
-    words = [f"run={run_id}", "trust=true", "--json"]  # the colleague knows the author
+    words = [f"run={run_id}", "trust=true", "json=true"]  # the colleague knows the author
     answer = _do(colleague, sys.executable, "-P", "-m", "runlab", "reproduce", *words)
     found, present = json.loads(answer), "the same code"
     if case in ("dirty", "untracked", "later"):

@@ -1,4 +1,4 @@
-"""Every command: `python -m runlab COMMAND key=value ... [--json]`.
+"""Every command: `python -m runlab COMMAND key=value ...`.
 
 Each command is a module with its arguments as a dataclass `Args`, and a function `main` that returns the exit
 status. `python -m runlab help` lists them.

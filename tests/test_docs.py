@@ -60,7 +60,7 @@ def run_command(command: str, project: Path) -> None:
         return
     if words[0] == "make" and words[1] != "help":
         flags = [flag for word in words if word.startswith("ARGS=") for flag in shlex.split(word[5:])]
-        args = [{"json=1": "--json"}.get(word, word) for word in words[2:] if not word.startswith("ARGS=")]
+        args = [word for word in words[2:] if not word.startswith("ARGS=")]
         words = [*program(project, words[1]), *args, *flags]
     else:
         words = ["sh", "-c", command]

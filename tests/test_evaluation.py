@@ -58,7 +58,7 @@ def test_an_environment_prints_nothing_into_the_document(
 
     made = make.make_env
     monkeypatch.setattr(make, "make_env", prints)
-    assert main(["evaluate", f"run={recorded_run.run_dir}", "episodes=1", "--json", "trust=true"]) == 0
+    assert main(["evaluate", f"run={recorded_run.run_dir}", "episodes=1", "json=true", "trust=true"]) == 0
     out, err = capsys.readouterr()
     assert (json.loads(out)["run"], "made" in err) == (recorded_run.run_dir.name, True)
 
@@ -99,7 +99,7 @@ def test_sampled_evaluations_show_the_training_return_of_a_policy_whose_best_act
     assert abs(evaluated(sample)[-1] - training) < interval
     assert 0.0 < interval < 0.1
     for words, right in ([], "sample"), (["eval_policy=mode"], "mode"), (["eval_policy=sample"], "sample"):
-        assert main(["evaluate", f"run={sample}", "episodes=200", "--json", "trust=true", *words]) == 0
+        assert main(["evaluate", f"run={sample}", "episodes=200", "json=true", "trust=true", *words]) == 0
         value = json.loads(capsys.readouterr().out)["eval/return"]
         assert (abs(value - training) < interval) == (right == "sample")
         assert (value == 0.0) == (right == "mode")
@@ -161,8 +161,8 @@ def test_films_and_policy_files_act_as_the_evaluations_of_their_run(
         run_dir = train(configure, tmp_path / policy, *config, f"eval_policy={policy}")
         file = tmp_path / f"{policy}.zip"
         export_policy(run_dir, file)
-        assert main(["evaluate", f"run={run_dir}", "episodes=2", "--json"]) == 0
-        assert main(["evaluate", f"policy={file}", "episodes=2", "--json"]) == 0
+        assert main(["evaluate", f"run={run_dir}", "episodes=2", "json=true"]) == 0
+        assert main(["evaluate", f"policy={file}", "episodes=2", "json=true"]) == 0
         assert main(["film", f"run={run_dir}", "episodes=2", f"out={tmp_path / 'film.mp4'}", "size=64"]) == 0
         out, err = capsys.readouterr()
         of_run, of_file = (json.loads(line)["returns"] for line in out.splitlines()[:2])
@@ -214,9 +214,9 @@ def test_rotation_keeps_the_best_checkpoint_and_of_equal_ones_the_first(
     assert best_steps(run_dir) == expected[0]
     export_policy(run_dir, tmp_path / "best.zip", checkpoint="best")
     for words in ([f"run={run_dir}", "checkpoint=best"], [f"policy={tmp_path / 'best.zip'}"]):
-        assert main(["evaluate", *words, "--json"]) == 0
+        assert main(["evaluate", *words, "json=true"]) == 0
         assert json.loads(capsys.readouterr().out)["env_steps"] == expected[0]
-    assert main(["evaluate", f"run={run_dir}", "--json"]) == 0
+    assert main(["evaluate", f"run={run_dir}", "json=true"]) == 0
     assert json.loads(capsys.readouterr().out)["env_steps"] == 512
 
 
@@ -406,7 +406,7 @@ def test_sampled_evaluations_and_means_of_infos_are_the_same_with_workers_and_af
     for kind in "episode", "eval":
         assert evaluated(straight, f"{kind}/success") == evaluated(straight, f"{kind}/return") != []
     assert all(len({*evaluated(straight, f"{kind}/success")}) > 1 for kind in ("episode", "eval"))
-    assert main(["evaluate", f"run={straight}", "trust=true", "--json"]) == 0
+    assert main(["evaluate", f"run={straight}", "trust=true", "json=true"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["eval/success"] == document["eval/return"]
     assert main(["evaluate", f"run={straight}", "trust=true"]) == 0

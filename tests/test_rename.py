@@ -172,11 +172,11 @@ def test_runs_of_before_are_the_same_experiment_and_resume(tmp_path: Path) -> No
     assert command(project, "compare", "a=a", "b=b").startswith(
         "identical: 4 iterations (128 environment steps)"
     )
-    verdict = json.loads(command(project, "reproduce", "run=runs/ppo-CartPole/a", "--json"))["verdict"]
+    verdict = json.loads(command(project, "reproduce", "run=runs/ppo-CartPole/a", "json=true"))["verdict"]
     assert verdict == "identical"
     refs = git(project, "for-each-ref", "--format=%(refname)", "refs/runs/").split()
-    assert json.loads(command(project, "reproduce", f"run={refs[1]}", "--json"))["verdict"] == "identical"
-    assert len(json.loads(command(project, "runs", "--json"))) == 3
+    assert json.loads(command(project, "reproduce", f"run={refs[1]}", "json=true"))["verdict"] == "identical"
+    assert len(json.loads(command(project, "runs", "json=true"))) == 3
     assert "only the seed differs" in command(project, "diff", "a=a", "b=c")
     assert experiments(project) == 1
     # Other files of the package count under both names.
@@ -186,7 +186,8 @@ def test_runs_of_before_are_the_same_experiment_and_resume(tmp_path: Path) -> No
     assert f"other code: {NAME}/algos/ppo.py\n" in refused
     git(project, "revert", "--no-edit", "HEAD")
     command(project, "resume", "run=a", "total_env_steps=192")
-    assert json.loads(command(project, "compare", "a=a", "b=b", "--json", status=1))["verdict"] == "shorter"
+    compared = command(project, "compare", "a=a", "b=b", "json=true", status=1)
+    assert json.loads(compared)["verdict"] == "shorter"
 
 
 OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "docs/stories")

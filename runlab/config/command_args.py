@@ -1,6 +1,6 @@
 """Arguments `key=value` of the commands that compose no configuration.
 
-A command is a module with a dataclass `Args`, whose fields are made by `argument`, `json_flag` and `rest`,
+A command is a module with a dataclass `Args`, whose fields are made by `argument` and `rest`,
 and a function `main(args: Args) -> int`. The text of a value is data: nothing in it is resolved or evaluated,
 and `run=007` is the text 007.
 """
@@ -31,11 +31,6 @@ def argument(kind: Kind = str, default: Any = dataclasses.MISSING, *, key: str |
     return dataclasses.field(default=default, metadata={"kind": kind, "key": key})
 
 
-def json_flag() -> Any:
-    """A field that is True if the flag --json is given."""
-    return dataclasses.field(default=False, metadata={"flag": "--json"})
-
-
 def rest(*, options: bool = False) -> Any:
     """A field for arguments `key=value` with other keys, as typed; with `options` for all other arguments."""
     return dataclasses.field(default_factory=list, metadata={"rest": options})
@@ -45,9 +40,8 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
     """The command's arguments as an instance of its dataclass; `ConfigError` names the first wrong one."""
     fields = dataclasses.fields(args)  # type: ignore[arg-type]
     words = {field.metadata["key"] or field.name: field for field in fields if "kind" in field.metadata}
-    flags = {field.metadata["flag"]: field.name for field in fields if "flag" in field.metadata}
     rest_field = next((field for field in fields if "rest" in field.metadata), None)
-    names = [*(f"{key}=" for key in words), *flags]
+    names = [f"{key}=" for key in words]
     values: dict[str, Any] = {}
     others: list[str] = []
     texts = iter(argv)
@@ -55,9 +49,7 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
         key, equals, value = text.partition("=")
         if key.startswith("-") and key in words and not equals:
             equals, value = "=", next(texts, "")  # an option and its value may be two arguments
-        if key in flags and not equals:
-            values[flags[key]] = True
-        elif key in words and equals:
+        if key in words and equals:
             if words[key].name in values:
                 raise ConfigError(f"{text}: {key} is given twice")
             values[words[key].name] = converted(key, value, words[key].metadata["kind"])
@@ -81,9 +73,7 @@ def usage(name: str, args: type[Any]) -> str:
     words = []
     for field in dataclasses.fields(args):
         key = field.metadata.get("key") or field.name
-        if "flag" in field.metadata:
-            words.append(f"[{field.metadata['flag']}]")
-        elif "rest" in field.metadata:
+        if "rest" in field.metadata:
             words.append("[KEY=VALUE ...]")
         elif field.default is dataclasses.MISSING:
             words.append(f"{key}=...")
@@ -135,8 +125,8 @@ def one_of(*names: str) -> Kind:
 
 
 def switch(text: str) -> bool:
-    """The kind of true or false."""
-    return one_of("true", "false")(text) == "true"  # type: ignore[no-any-return]
+    """The kind of true or false, or of 1 or 0."""
+    return one_of("true", "false")({"1": "true", "0": "false"}.get(text, text)) == "true"  # type: ignore[no-any-return]
 
 
 def folder(text: str) -> Path:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from runlab.analysis import compare
-from runlab.config.command_args import argument, exit_status, json_flag, make_folder, program, rest, whole
+from runlab.config.command_args import argument, exit_status, make_folder, program, rest, switch, whole
 from runlab.config.project import ALGORITHMS, project
 from runlab.config.schema import Config, Level
 from runlab.determinism.levels import PROMISES, ROW_GROUPS
@@ -53,7 +53,7 @@ class Args:
 
     words: list[str] = rest(options=True)
     times: int = argument(whole(2, 1000), 5)
-    json: bool = json_flag()
+    json: bool = argument(switch, False)
 
 
 def main(args: Args) -> int:

@@ -69,7 +69,7 @@ def report(zoom: Zoom) -> str:
             sides = zip("ab", diff.values, diff.hexes, strict=True)
             lines += [f"      {side}  {value:{width}}  {digits}" for side, value, digits in sides]
     if len(differing) > _LISTED:
-        lines.append(f"  and {len(differing) - _LISTED} more items differ; --json lists them all")
+        lines.append(f"  and {len(differing) - _LISTED} more items differ; json=true lists them all")
     if zoom.finding is not None:
         lines += ["", *_finding(zoom.finding, zoom.first or "")]
     if zoom.note is not None:

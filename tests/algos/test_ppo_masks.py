@@ -302,12 +302,12 @@ def test_runs_films_and_policy_files_have_masks(
     words = small("ppo", "env.infos=[action_mask]", "total_env_steps=128", "logger=none", env="Taxi-v4")
     run_dir = tmp_path / "run"
     run_train(fork, tmp_path, *words, "env.max_episode_steps=20", f"run_dir={run_dir}", status=0)
-    assert main(["evaluate", f"run={run_dir}", "episodes=2", "--json"]) == 0
+    assert main(["evaluate", f"run={run_dir}", "episodes=2", "json=true"]) == 0
     returns = json.loads(capsys.readouterr().out)["returns"]
     assert main(["film", f"run={run_dir}", "episodes=1", f"out={tmp_path / 'film.mp4'}"]) == 0
     assert float(capsys.readouterr().err.splitlines()[0].rpartition(" ")[2]) == round(returns[0], 1)
     export_policy(run_dir, tmp_path / "taxi.zip")
-    assert main(["evaluate", f"policy={tmp_path / 'taxi.zip'}", "episodes=2", "--json"]) == 0
+    assert main(["evaluate", f"policy={tmp_path / 'taxi.zip'}", "episodes=2", "json=true"]) == 0
     assert json.loads(capsys.readouterr().out)["returns"] == returns
 
 

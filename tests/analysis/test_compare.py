@@ -268,7 +268,7 @@ def test_the_report_begins_and_ends_with_the_verdict(
         f"  1. The code differs: make diff a={folder}-a b={folder}-b {shows}",
         "what else differs (43)",
         "    algo.gamma  0.99 -> 0.5",
-        "    and 29 more; --json lists them all",
+        "    and 29 more; json=true lists them all",
     ):
         assert line in lines, output
 
@@ -299,7 +299,7 @@ def test_json_and_the_exit_status_say_the_same(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], text: str, verdict: str
 ) -> None:
     a, b = make_run("-a", trace()), make_run("-b", text, {"seed": 3})
-    assert main(["compare", f"a={a}", f"b={b}", "--json"]) == (verdict != "identical")
+    assert main(["compare", f"a={a}", f"b={b}", "json=true"]) == (verdict != "identical")
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"], document["a"]["run"]) == (verdict, "run-1-a")
     seed = {"section": "configuration", "key": "seed", "a": 1, "b": 3, "idle": False}
@@ -377,7 +377,7 @@ def test_another_computation_is_shown_for_equal_traces_and_by_diff(
     lines = capsys.readouterr().out.splitlines()
     assert {"machine", f"  computes {WHERE}"} <= set(lines)
     assert lines[-1] == '1 thing differs: computation (from "products" on)'
-    assert main(["compare", f"a={a}", f"b={b}", "--json"]) == 0
+    assert main(["compare", f"a={a}", f"b={b}", "json=true"]) == 0
     assert json.loads(capsys.readouterr().out)["computation"]["part"] == "products"
     assert main(["stats", f"runs={a.parents[1]}/*/*"]) == 0
     assert capsys.readouterr().out.count("ppo on Thing") == 1  # they are one experiment

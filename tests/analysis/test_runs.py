@@ -80,7 +80,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 def test_filters_keep_what_fits_all_of_them_and_runs_are_sorted(
     runs_dir: Path, call: Call, words: str, expected: list[int]
 ) -> None:
-    shown, problems = call(runs_dir, "--json", *words.split())
+    shown, problems = call(runs_dir, "json=true", *words.split())
     assert ([run["seed"] for run in json.loads(shown)], problems) == (expected, "")
 
 

@@ -65,7 +65,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("compere", "compere: no such command", "did you mean compare?", "allowed: train, resume, "),
     ("evaluate", "give run=RUN or policy=NAME"),
     ("resume", "run= is missing", "allowed: run=, total_env_steps=, accept=, "),
-    (f"evaluate {RUN} --jsn", "--jsn: no such option", "did you mean --json?"),
+    (f"evaluate {RUN} --json", "--json: no such option", "did you mean json=?"),
     (f"evaluate {RUN} episodes={DIGITS}", "episodes=999", "5,009 characters", "whole number"),
     (f"evaluate {RUN} {RUN}", "run is given twice"),
     # a RUN

@@ -117,7 +117,7 @@ def test_a_command_has_succeeded_though_its_notes_are_lost_and_not_without_its_r
     commands = {
         ("report", f"out={page}"): page,
         ("resume", run): run_dir / paths.RECORD,
-        ("evaluate", run, "episodes=1", "--json"): None,
+        ("evaluate", run, "episodes=1", "json=true"): None,
         ("runs",): None,
     }
 

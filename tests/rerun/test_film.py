@@ -23,7 +23,7 @@ def test_a_film_has_the_episodes_that_evaluate_plays(
     recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, single, both = f"run={recorded_run.run_dir}", tmp_path / "single.mp4", tmp_path / "both.mp4"
-    assert main(["evaluate", run, "episodes=2", "--json"]) == 0
+    assert main(["evaluate", run, "episodes=2", "json=true"]) == 0
     evaluated = capsys.readouterr().out
     assert main(["film", run, f"out={single}"]) == 0
     assert main(["film", run, f"out={both}", "grid=1x2", "gif=true"]) == 0
@@ -96,7 +96,7 @@ def test_an_evaluation_of_many_episodes_holds_few_environments(
     monkeypatch.setattr(make, "make_env", lambda *words, **named: Counted(made(*words, **named)))
     run, returns = f"run={recorded_run.run_dir}", []
     for episodes in (40, 16):
-        assert main(["evaluate", run, f"episodes={episodes}", "--json"]) == 0
+        assert main(["evaluate", run, f"episodes={episodes}", "json=true"]) == 0
         returns.append(json.loads(capsys.readouterr().out)["returns"])
     assert (Opened.most, len(returns[0]), len(set(returns[0])) > 1) == (16, 40, True)
     assert returns[0][:16] == returns[1]
@@ -109,8 +109,8 @@ def test_a_policy_file_plays_the_episodes_of_its_run(
     """Although it lacks most of the checkpoint: moments of the optimiser, streams, environments."""
     file, film = tmp_path / "small.zip", tmp_path / "small.mp4"
     export_policy(recorded_run.run_dir, file)
-    assert main(["evaluate", f"run={recorded_run.run_dir}", "--json"]) == 0
-    assert main(["evaluate", f"policy={file}", "--json"]) == 0
+    assert main(["evaluate", f"run={recorded_run.run_dir}", "json=true"]) == 0
+    assert main(["evaluate", f"policy={file}", "json=true"]) == 0
     of_run, of_file = map(json.loads, capsys.readouterr().out.splitlines())
     assert of_file["returns"] == of_run["returns"]
     assert file.stat().st_size < 0.4 * max(

@@ -89,7 +89,7 @@ def test_a_folder_of_an_earlier_version_is_read_by_every_command(
         return run(tmp_path, *program(project, name), *words, status=status).stdout
 
     def answer(name: str, *words: str, status: int = 0) -> Any:
-        return json.loads(command(name, *words, "--json", status=status))
+        return json.loads(command(name, *words, "json=true", status=status))
 
     pair = (f"a={run_dir}", f"b={recorded_run.run_dir}")
     assert [each["steps"] for each in answer("runs")] == [192]

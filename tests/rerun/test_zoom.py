@@ -58,7 +58,7 @@ def test_a_flipped_bit_is_found_with_the_code_of_each_run(fork: Path, tmp_path: 
     run_train(project, tmp_path, *WORDS, f"run_dir={b}", status=0)
     git(project, "checkout", "-q", ".")
     (tmp_path / "tmp").mkdir()
-    words = [f"a={a}", f"b={b}", "zoom=true", "--json"]
+    words = [f"a={a}", f"b={b}", "zoom=true", "json=true"]
     command = [*program(project, "compare"), *words]
     done = run(tmp_path, *command, status=1, TMPDIR=str(tmp_path / "tmp"))
     document = json.loads(done.stdout)
@@ -123,7 +123,7 @@ def test_long_lists_are_cut_in_the_text() -> None:
     assert len(lines) < 25
     assert max(map(len, lines)) < 250
     assert any(line.startswith("  equal  equal/0, ") and line.endswith(" and 488 more") for line in lines)
-    assert "  and 488 more items differ; --json lists them all" in lines
+    assert "  and 488 more items differ; json=true lists them all" in lines
 
 
 def test_recorded_code_of_another_version_is_named(recorded_run: RecordedRun, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from runlab.analysis.journal import Journal
 from runlab.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_runs, single_line, text_of
-from runlab.config.command_args import argument, file, json_flag, rest, runs_folder, whole
+from runlab.config.command_args import argument, file, rest, runs_folder, switch, whole
 from runlab.errors import ConfigError
 from runlab.run import paths
 from runlab.run.files import say
@@ -42,8 +42,9 @@ class Args:
     KEY=VALUE keeps the runs that have this value: a column of the table, a key of the configuration or the
     record, or a metric. `env=Half*`, `seed=1,2`, `return='>3000'` and `status='!=finished'` work as well.
     `sort=-KEY` puts the highest first, `last=N` keeps the N that began last, `runs_dir=DIR` looks elsewhere.
-    --json prints one list, an object for each run: the columns as recorded, those of `show=`, `dirty` and the
-    folder as `dir`. `journal=FILE` adds entries about these runs to a file in Markdown, those that it lacks.
+    `json=true` prints one list, an object for each run: the columns as recorded, those of `show=`, `dirty`
+    and the folder as `dir`. `journal=FILE` adds entries about these runs to a file in Markdown, those that
+    it lacks.
     """
 
     sort: str | None = argument(default=None)
@@ -51,7 +52,7 @@ class Args:
     last: int | None = argument(whole(1), None)
     journal: Path | None = argument(file, None)
     runs_dir: Path = argument(runs_folder, Path("runs"))
-    json: bool = json_flag()
+    json: bool = argument(switch, False)
     filters: list[str] = rest()
 
 

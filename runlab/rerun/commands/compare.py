@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runlab.analysis import compare
-from runlab.config.command_args import argument, json_flag, runs_folder, switch
+from runlab.config.command_args import argument, runs_folder, switch
 from runlab.config.project import as_typed
 from runlab.config.texts import from_here
 from runlab.run.read import find_run
@@ -29,7 +29,7 @@ class Args:
     zoom: bool = argument(switch, False)
     trust: bool = argument(switch, False)
     runs_dir: Path = argument(runs_folder, Path("runs"))
-    json: bool = json_flag()
+    json: bool = argument(switch, False)
 
 
 def main(args: Args) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from runlab.config.command_args import argument, json_flag, one_of, runs_folder, switch, whole
+from runlab.config.command_args import argument, one_of, runs_folder, switch, whole
 from runlab.config.schema import EVAL_POLICIES
 from runlab.rerun.policy_file import run_or_policy
 from runlab.run.read import LAST
@@ -35,7 +35,7 @@ class Args:
     seed: int = argument(whole(0), 0)
     trust: bool = argument(switch, False)
     runs_dir: Path = argument(runs_folder, Path("runs"))
-    json: bool = json_flag()
+    json: bool = argument(switch, False)
 
 
 def main(args: Args) -> int:
