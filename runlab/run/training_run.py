@@ -15,6 +15,7 @@ from typing import Any
 from runlab.config.affects_results import modules_of_others
 from runlab.config.loading import to_dict, to_yaml
 from runlab.config.schema import Config, Products
+from runlab.config.secrets import masked
 from runlab.config.texts import error_text, few, first_line
 from runlab.determinism import checks, computations, switches
 from runlab.determinism.levels import influences, on_cpu
@@ -29,6 +30,7 @@ from runlab.run.computed import ComputationFacts, first_other
 from runlab.run.continuation import Continuation, check_used, cut_back, find_continuation, restore
 from runlab.run.files import LineFile, lock, make_durable_folder, replace_text, to_stderr
 from runlab.run.git import snapshot
+from runlab.run.git.changes import code_of_job
 from runlab.run.git.snapshot import GitRecord
 from runlab.run.job import Job
 from runlab.run.logger import Logger
@@ -152,7 +154,10 @@ class TrainingRun:
             self._git = snapshot.take_snapshot(PROJECT)
         else:
             # The ref of a sweep's snapshot belongs to the sweep, and a run must not remove it.
-            self._git = GitRecord(**json.loads(self._job.snapshot) | {"ref": None, "commit": None})
+            of_sweep = GitRecord(**json.loads(self._job.snapshot) | {"ref": None, "commit": None})
+            self._git, edited = code_of_job(PROJECT, of_sweep)
+            if edited:
+                to_stderr(f"note: edited since the sweep began, and run as it is now: {few(edited)}")
         if self._job.resume:
             self._continuation = find_continuation(self._job, self._git)
         runs_dir = Path(self.config.runs_dir).expanduser()
@@ -296,9 +301,8 @@ class TrainingRun:
     def _end(self, record: RunRecord, status: str, error: BaseException | None) -> None:
         """Write how the run ended into its record, and commit that as a child of the run's commit."""
         record.status, record.ended_at = status, utc_now()
-        record.error = (
-            None if error is None else f"{type(error).__name__}: {error_text(error)}".splitlines()[0]
-        )
+        if error is not None:  # which may quote an address with a token
+            record.error = masked(f"{type(error).__name__}: {error_text(error)}".splitlines()[0])
         if self.algorithm is not None:
             record.env_steps = self.algorithm.env_steps
         if self._logger is not None:

@@ -93,6 +93,20 @@ def test_each_step_of_the_end_happens_in_order_and_the_first_error_is_raised(
     files.lock(tmp_path / "run")()  # released
 
 
+def test_an_error_is_recorded_without_the_token_that_it_quotes(configure: Configure, tmp_path: Path) -> None:
+    token = "hf_" + "Ab1" * 12
+
+    def fail() -> None:
+        with TrainingRun(job_in(tmp_path / "run", configure)) as training:
+            training.prepare()
+            training.begin(SimpleNamespace(), DeterminismFacts())
+            raise RunError(f"401 for https://api:{token}@host/step")
+
+    with pytest.raises(RunError, match=token):
+        fail()
+    assert record(tmp_path / "run")["error"] == "RunError: 401 for https://api:(a secret)@host/step"
+
+
 def test_a_forked_process_ends_without_taking_a_step(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

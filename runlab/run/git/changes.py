@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import xxhash
 
+from runlab.config.affects_results import code_rule
 from runlab.run.git.command import Git, GitError, as_text, repository
-from runlab.run.git.snapshot import ENDED, GitRecord
+from runlab.run.git.snapshot import ENDED, GitRecord, take_snapshot
 from runlab.run.paths import CONFIG
 
 # Files in commits of runs that are no code, in a folder of this or a former name.
@@ -59,6 +60,18 @@ def files_between(project: Path, a: GitRecord, b: GitRecord) -> list[str] | None
     one, other = a.left_out(), b.left_out()
     hidden = [path for path in {**one, **other} if one.get(path) != other.get(path)]
     return [*dict.fromkeys([*_without_renamed(project, a, b, names), *hidden])]
+
+
+def code_of_job(project: Path, of_sweep: GitRecord) -> tuple[GitRecord, list[str]]:
+    """The snapshot of a job that starts now, and the files of code that were edited since its sweep began.
+
+    Without such files, and where git knows nothing, it is the snapshot of the sweep.
+    """
+    if of_sweep.tree is None:
+        return of_sweep, []
+    now = take_snapshot(project)
+    edited = [*filter(code_rule(None), files_between(project, of_sweep, now) or [])]
+    return (now if edited else of_sweep), edited
 
 
 def text_between(project: Path, a: GitRecord, b: GitRecord) -> str | None:

@@ -34,6 +34,8 @@ from runlab.run.paths import CONFIG, METRICS, REF_PREFIX, TRACE
 RESERVED = ".runlab/run/"
 _FORMER_RESERVED = re.compile(r"\.[a-z0-9_]+")
 OUTCOME = "outcome.json"
+# A partial clone lacks contents, which the commits of its remote have.
+_WRITE_TREE = ("write-tree", "--missing-ok")
 ENDED = (OUTCOME, TRACE, METRICS)
 MAX_ENDED_BYTES = 32_000_000  # a longer trace stays in the run's folder; hexadecimal digits pack to a half
 
@@ -103,7 +105,7 @@ def commit_run(
             # A work tree that was itself taken from a run's commit still has how that run ended.
             git("update-index", "--force-remove", "--", *(RESERVED + name for name in ENDED))
             _enter(git, CONFIG, "--stdin", stdin=config_yaml.encode())
-            tree, tip = git.line("write-tree"), "" if before is None else git.find(ref)
+            tree, tip = git.line(*_WRITE_TREE), "" if before is None else git.find(ref)
             # A received record may have any text as its commit, and what is marked is trusted later.
             commit = git.find(f"{before.commit}^{{commit}}") if before and before.commit else ""
             same = bool(commit) and git.find(f"{commit}^{{tree}}") == tree
@@ -144,7 +146,7 @@ def commit_outcome(
             _enter(git, OUTCOME, "--stdin", stdin=outcome_json.encode())
             for name, file in files.items():
                 _enter(git, name, "--no-filters", "--", str(file.absolute()))
-            git("update-ref", ref, _commit(git, git.line("write-tree"), tip, "Outcome of a run"), tip)
+            git("update-ref", ref, _commit(git, git.line(*_WRITE_TREE), tip, "Outcome of a run"), tip)
     except (GitError, OSError) as error:
         return str(error)
     return None
@@ -255,7 +257,7 @@ def _read_work_tree(git: Git, snapshot: GitRecord) -> None:
     git("update-index", "--force-remove", "-z", "--stdin", stdin=b"\0".join(gone))
     add_files(git, old, snapshot.skipped, new=False)
     add_files(git, new, snapshot.skipped, new=True)
-    tree = git.line("write-tree")
+    tree = git.line(*_WRITE_TREE)
     if git.prefix and not git.find(f"{tree}:{git.prefix}"):
         # A download unpacked somewhere inside an unrelated repository, such as one over a home folder.
         raise GitError(f"the repository {git.top} ignores this folder: `git init` gives it one of its own")

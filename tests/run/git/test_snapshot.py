@@ -348,6 +348,39 @@ def test_a_sweep_holds_its_snapshot_against_gc(repo: Path) -> None:
     assert "read-tree" in no_code(commit_run(repo, loose, "lost", CONFIG))
 
 
+def test_a_job_that_starts_after_an_edit_records_what_it_runs(repo: Path) -> None:
+    of_sweep = take_snapshot(repo)
+    assert changes.code_of_job(repo, of_sweep) == (of_sweep, [])
+    (repo / "notes.md").write_text("about the sweep\n")
+    assert changes.code_of_job(repo, of_sweep) == (of_sweep, [])
+    (repo / "new.py").write_text("edited while the first job ran\n")
+    now, edited = changes.code_of_job(repo, of_sweep)
+    assert (now.tree, edited) == (take_snapshot(repo).tree, ["new.py"])
+    shutil.rmtree(repo / ".git")  # as on a node that has the files alone
+    assert changes.code_of_job(repo, of_sweep) == (of_sweep, [])
+
+
+def test_a_partial_clone_of_a_part_of_the_files_is_recorded(repo: Path, tmp_path: Path) -> None:
+    """Its snapshot names files whose contents were never fetched."""
+    (repo / "src").mkdir()
+    (repo / "src" / "a.py").write_text("1\n")
+    (repo / "data").mkdir()
+    (repo / "data" / "large").write_text("2\n")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-q", "-m", "x")
+    git(repo, "config", "uploadpack.allowFilter", "true")
+    part = tmp_path / "part"
+    git(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", repo.as_uri(), str(part))
+    git(part, "sparse-checkout", "set", "src")
+    git(part, "checkout", "-q")
+    assert not (part / "data").exists()
+    (part / "src" / "a.py").write_text("changed\n")
+    record = record_run(part)
+    assert (record.problem, record.dirty) == (None, True)
+    assert git(part, "ls-tree", "-r", "--name-only", f"{record.tree}", "data") == "data/large\n"
+    assert git(part, "show", f"{record.tree}:src/a.py") == "changed\n"
+
+
 def test_neither_variables_nor_hooks_of_the_caller_have_a_say(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
