@@ -220,6 +220,9 @@ def secret_content(data: bytes, path: str = "", depth: int = _DEPTH) -> str | No
     return f"{LIKELY}: contains {kind}" if kind is not None else _member_reason(data, depth)
 
 
+_DAMAGE = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
+
+
 def _member_reason(data: bytes, depth: int) -> str | None:
     """The reason why a member of the archive `data` holds a secret, or cannot be searched, else None."""
     room = 2 * len(data)  # members of an archive that was made to harm may overlap
@@ -233,7 +236,7 @@ def _member_reason(data: bytes, depth: int) -> str | None:
                 return f"{reason} (in an archive)"
             if reason := secret_content(content, name, depth - 1):
                 return reason if reason is _NOT_SEARCHED else f"{reason} (in an archive)"
-    except (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, OSError, ValueError, EOFError):
+    except (*_DAMAGE, OSError, ValueError, EOFError, OverflowError):
         return _NOT_SEARCHED if data.startswith(b"PK\x03\x04") else None
     return None
 

@@ -34,7 +34,9 @@ def load_policy(
     check_networks(config.algo, checkpoint.state, f"{checkpoint.path}")
     env = replace(config.env, num_envs=1, num_workers=0)
     plain = replace(config, algo=config.algo.for_acting(), env=env, compile=False, device=Device.cpu)
-    check_env(plain.env)  # whatever it raises is said in a line
+    codec = check_env(plain.env)  # whatever it raises is said in a line
+    inputs = 0 if getattr(codec, "image_shape", ()) else codec.obs_size
+    check_networks(config.algo, checkpoint.state, f"{checkpoint.path}", inputs)
     algorithm, envs = project().build(plain)
     # Random streams belong to the device of the training, and deterministic actions need none.
     state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}

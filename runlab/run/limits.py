@@ -22,6 +22,7 @@ from runlab.errors import ConfigError
 from runlab.interfaces import Algorithm
 
 _MOST_VALUES = 2_000_000
+_FEW_INPUTS = 100_000  # an algorithm without networks may have fewer numbers than these
 DEEPEST = 50  # levels of a state
 _OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need, and that may have grown
 _VIEWS = 8  # several tensors may be views of one storage
@@ -115,10 +116,13 @@ def _leaves(content: Any) -> Iterator[Any]:
         waiting += ((part, depth + 1) for part in parts)
 
 
-def check_networks(config: AlgoConfig, state: Any, name: str) -> None:
-    """Raise `ConfigError` if the networks of a configuration are larger than the tensors of a state."""
+def check_networks(config: AlgoConfig, state: Any, name: str, inputs: int = 0) -> None:
+    """Raise `ConfigError` if the networks of a configuration are larger than the tensors of a state.
+
+    `inputs` is the number of values in an observation, where each of them has weights of its own.
+    """
     held = sum(value.numel() for value in _leaves(state) if hasattr(value, "numel"))
-    if (least := config.least_parameters()) > held:
+    if (least := max(config.least_parameters(), inputs if inputs > _FEW_INPUTS else 0)) > held:
         raise ConfigError(f"{name}: has {held:,} numbers, and its networks are larger: {least:,} or more")
 
 

@@ -27,7 +27,7 @@ from runlab.run.git.command import repository
 from runlab.run.git.origin import made_here
 from runlab.run.git.snapshot import RESERVED
 from runlab.run.module_specs import module_specs
-from runlab.run.paths import CONFIG, PROJECT
+from runlab.run.paths import CONFIG, PROJECT, WANDB
 from runlab.run.record import RunRecord
 from runlab.run.validation import parse_yaml
 
@@ -57,11 +57,15 @@ def check_config(
         )
 
 
+_LOG_OF_WANDB = f"{WANDB}/*run-*/logs/debug-core.log"
+
+
 def check_folder(run_dir: Path, trust: bool = False) -> None:
     """Raise `ConfigError` if writing into a run folder might write elsewhere, or wait for ever.
 
-    A run has no links of its own. Those that W&B makes stay inside of the folder. With `trust` a folder in it
-    may be a link, such as `checkpoints` to a larger disk.
+    A run has no links of its own. Those that W&B makes stay inside of the folder, but for one to the log of
+    its service, which nothing writes through. With `trust` a folder in it may be a link, such as
+    `checkpoints` to a larger disk.
     """
     top = os.path.realpath(run_dir)
     for path in run_dir.rglob("*"):
@@ -69,7 +73,7 @@ def check_folder(run_dir: Path, trust: bool = False) -> None:
             if not (path.is_file() or path.is_dir()) and path.exists():  # it may be gone: another command's
                 raise ConfigError(f"{path} is no file, and nothing that a run writes; remove it")
         elif path.parent == run_dir or not Path(os.path.realpath(path)).is_relative_to(top):
-            if trust and path.is_dir():
+            if (trust and path.is_dir()) or (path.match(_LOG_OF_WANDB) and not path.is_dir()):
                 continue
             leads = f"{path} is a link to {path.readlink()}"
             cure = "; trust=true writes there" if path.is_dir() else ""
@@ -81,10 +85,13 @@ def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> I
     module, _, name = env["id"].rpartition(":")
     if name in _NOT_HARMLESS or (module and not _belongs_here(module, project)):
         yield f"env.id={env['id']}"
+    size = 1.0  # of all wrappers together
     for key in ("wrappers", "training_wrappers"):
         for wrapper, arguments in (env.get(key) or {}).items():
             plain = _GYMNASIUMS.fullmatch(wrapper)
-            if plain is None or re.split("[.:]", wrapper)[-1] in _NOT_HARMLESS or _size(arguments) > _LARGEST:
+            size *= max(1.0, own := _size(arguments))
+            large = own > _LARGEST or size > 10 * _LARGEST
+            if plain is None or re.split("[.:]", wrapper)[-1] in _NOT_HARMLESS or large:
                 yield f"env.{key}.{wrapper}={arguments}"[:200]
     if resumed:
         yield from (f"logger.sinks.{name}" for name in _sinks(config))

@@ -375,10 +375,15 @@ def test_wrong_files_of_other_algorithms_are_refused_in_a_line_and_the_right_one
 
 
 def test_the_file_that_the_wrong_ones_are_made_of_plays(
-    exported: Path, policy: Policy, tmp_path: Path
+    exported: Path, policy: Policy, tmp_path: Path, refused: Refused
 ) -> None:
     """The inverse: neither its shape nor the way in which it is changed is what is refused."""
     assert main(["evaluate", f"policy={exported}", "episodes=1"]) == 0
+    # Each wrapper is small, and makes observations that no network of this size reads.
+    policy.config["env"]["wrappers"] = {"FrameStackObservation": {"stack_size": 60_000}}
+    assert "its networks are larger: 240,000 or more" in refused(policy)
+    policy.config["env"]["wrappers"] |= {"gymnasium.wrappers.FrameStackObservation": {"stack_size": 60_000}}
+    assert "may have wrappers of Gymnasium" in refused(policy)
     policy.config["env"]["wrappers"] = {"TimeLimit": {"max_episode_steps": 5}}
     assert main(["evaluate", f"policy={policy.write(tmp_path / 'good.zip')}", "episodes=1"]) == 0
 

@@ -125,10 +125,13 @@ def test_with_trust_a_folder_of_a_run_may_be_a_link_and_a_file_may_not(own: Own,
         trust.check_folder(own.run_dir, trust=True)
 
 
-def test_links_within_a_run_folder_are_no_harm_and_pipes_are(own: Own) -> None:
+def test_links_of_wandb_are_no_harm_and_pipes_are(own: Own, tmp_path: Path) -> None:
     (own.run_dir / paths.WANDB / "run-1").mkdir(parents=True)
     (own.run_dir / paths.WANDB / "latest-run").symlink_to("run-1")
     (own.run_dir / paths.WANDB / "loop").symlink_to("loop")
+    logs = own.run_dir / paths.WANDB / "offline-run-20260101_000000-a" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(tmp_path / "core-debug.log")  # which W&B's service has in its cache
     assert resume_job(own.run_dir, [], total_env_steps=10**9) is not None
     os.mkfifo(own.run_dir / paths.OLD_TRACE)
     with pytest.raises(ConfigError, match="is no file"):

@@ -137,7 +137,12 @@ SECRET_NAMES = (
     *(".vault-pass", "server.key.old", "settings.ini", "id_rsa.bak", "cert.pem~", "tokens.xml", ".env_local"),
     *("api_keys.rst", "database.ini", "sub/.azure/msal.json", "terraform.tfstate", "gh/hosts.yml"),
 )
+# A member of more bytes than a number of C holds.
+HUGE_TAR = bytearray(packed({"a": PLAIN}, "tar"))
+HUGE_TAR[124:136] = b"\x80\0\0\0" + (2**63).to_bytes(8, "big")
+HUGE_TAR[148:156] = b"%06o\0 " % (sum(HUGE_TAR[:148]) + 8 * 32 + sum(HUGE_TAR[156:512]))
 HARMLESS: dict[str, bytes] = {
+    "damaged.tar": bytes(HUGE_TAR),
     "tokenizer.py": b"class Tokenizer:\n    token = 'abc'\n",
     "tokenizer.json": b'{"vocab": {"password": 1}}',
     ".env.example": b"WANDB_API_KEY=your-key\n",
