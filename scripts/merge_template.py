@@ -33,10 +33,11 @@ def renamed(commit: str, name: str) -> str:
         copy = Path(folder) / "copy"
         git(ROOT, "worktree", "add", "--detach", str(copy), commit)
         try:
-            command = [sys.executable, "scripts/rename.py", f"name={name}", f"keep={keep}"]
+            # `force`: the code may have got a word like the name since the fork began.
+            command = [sys.executable, "scripts/rename.py", f"name={name}", f"keep={keep}", "force=true"]
             done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise ConfigError(done.stderr.strip())
+                raise ConfigError(done.stderr.strip().removeprefix("error: "))
             git(copy, "add", "-A")
             return git(ROOT, "commit-tree", git(copy, "write-tree").strip(), "-m", "renamed").strip()
         finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import keyword
+import os
 import re
 import shutil
 import subprocess
@@ -53,8 +54,11 @@ def current_name(root: Path) -> str:
     return name
 
 
-def check_name(root: Path, old: str, new: str) -> None:
-    """Raise ConfigError unless `new` can be the name of the package in `root`."""
+def check_name(root: Path, old: str, new: str, force: bool = False) -> None:
+    """Raise ConfigError unless `new` can be the name of the package in `root`.
+
+    With `force` it may be a word of the code, where no later renaming comes.
+    """
     if len(new) > LONGEST:
         raise ConfigError(
             f"name={new[:20]}...: is {len(new):,} characters long; at most {LONGEST} are allowed."
@@ -83,10 +87,15 @@ def check_name(root: Path, old: str, new: str) -> None:
         raise ConfigError(f"name={new} would hide the installed package '{new}'.")
     words = (path for place in (old, "runlab", "conf", "tests") for path in (root / place).rglob("*"))
     code = (path.read_text("utf-8", "replace") for path in words if path.suffix in (".py", ".yaml"))
-    if any(re.search(rf"\b{new}\b", text) for text in code):
+    if not force and any(mentions(new).search(text) for text in code):
         raise ConfigError(
             f"name={new} is a word of the code, which a later renaming could not tell from the name."
         )
+
+
+def mentions(name: str) -> re.Pattern[str]:
+    """What a renaming replaces: the name, also in a longer one with underscores."""
+    return re.compile(rf"(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])")
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -101,12 +110,16 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def rename(root: Path, old: str, new: str) -> list[Path]:
-    """Rename the package and its mentions; returns the files that were rewritten, under their new names."""
-    mention = re.compile(rf"(?<![A-Za-z0-9]){old}(?![A-Za-z0-9])")  # also in a longer name with underscores
-    texts: dict[Path, str] = {}
-    for name in git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")[:-1]:
+    """Rename the package and its mentions, in contents, names of files and links.
+
+    Returns the files that were rewritten, under their new names.
+    """
+    mention, texts = mentions(old), dict[Path, str]()
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")[:-1]
+    names = [name for name in listed if not name.startswith(KEPT)]
+    for name in names:
         path = root / name
-        if path.is_file() and not path.is_symlink() and not name.startswith(KEPT):
+        if path.is_file() and not path.is_symlink():
             with contextlib.suppress(UnicodeDecodeError):
                 text = path.read_bytes().decode("utf-8")
                 if mention.search(text):
@@ -115,10 +128,18 @@ def rename(root: Path, old: str, new: str) -> list[Path]:
     for path, text in texts.items():
         path.write_bytes(text.encode("utf-8"))
     (root / old).rename(root / new)
-    return [
-        root / new / path.relative_to(root / old) if path.is_relative_to(root / old) else path
-        for path in texts
-    ]
+    moved: dict[Path, Path] = {}
+    for name in names:
+        top, sign, rest = name.partition("/")
+        path, after = root / f"{new if top == old else top}{sign}{rest}", root / mention.sub(new, name)
+        moved[root / name] = after
+        if path.is_symlink() and mention.search(target := str(path.readlink())):
+            path.unlink()
+            path.symlink_to(mention.sub(new, target))
+        if after != path and os.path.lexists(path):  # of an algorithm with the name of the project
+            after.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(after)
+    return [moved[path] for path in texts]
 
 
 def begin(root: Path, old: str, new: str, keep: bool) -> None:
@@ -158,7 +179,7 @@ def main() -> int:
     if new == old:
         print(f"The project is called {old} already.")
         return 0
-    check_name(ROOT, old, new)
+    check_name(ROOT, old, new, args.force)
     if not args.force and (changes := git(ROOT, "status", "--porcelain")):
         number = len(changes.splitlines())
         raise ConfigError(

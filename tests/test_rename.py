@@ -110,6 +110,7 @@ def test_bad_words_are_refused_and_nothing_changes(clone: Path) -> None:
         "name=one name=two": "name is given twice",
         "name=dist": "is in .gitignore",
         "name=sweep": "is a word of the code",
+        "name=routing": "is a word of the code",  # within replay_routing, which a renaming would change
         "name=mine_": "which is not the last",
         "name=numpy": "installed package 'numpy'",
         "name=train": "is taken",
@@ -150,8 +151,17 @@ def test_a_renamed_fork_works_and_can_be_renamed_again(clone: Path) -> None:
     assert (again.returncode, again.stdout) == (0, f"The project is called {NEW} already.\n")
     refused = rename(clone, f"name={NEW}_twice")
     assert (refused.returncode, "force=true" in refused.stderr) == (2, True)
+    # An algorithm with the name of the project, and a link to the package.
+    (clone / NEW / "algos" / f"{NEW}.py").write_text(f"from .{NEW}_config import X\n")
+    (clone / NEW / "algos" / f"{NEW}_config.py").write_text("X = 1\n")
+    (clone / "conf" / "algo" / f"{NEW}.yaml").write_text(f"name: {NEW}\n")
+    (clone / "algos").symlink_to(f"{NEW}/algos")
     assert rename(clone, f"name={NEW}_twice", "force=true").returncode == 0
     assert (clone / f"{NEW}_twice" / "__init__.py").is_file()
+    assert (clone / "algos" / f"{NEW}_twice.py").read_text() == f"from .{NEW}_twice_config import X\n"
+    assert (clone / "algos" / f"{NEW}_twice_config.py").is_file()
+    assert (clone / "conf" / "algo" / f"{NEW}_twice.yaml").read_text() == f"name: {NEW}_twice\n"
+    assert not [path for path in clone.rglob(f"{NEW}*") if f"{NEW}_twice" not in path.name]
 
 
 @pytest.mark.long
