@@ -139,6 +139,8 @@ def reproduce(
         if record.status == FAILED and record.error == made.error:
             notes.append(f"failed in the same way: {made.error}")
             error = None
+        elif record.status == FAILED:
+            notes.append(f"failed with {record.error}; this time {made.error or 'it went on'}")
         children.check()
         folder = keep
         if verdict != IDENTICAL and keep is None:

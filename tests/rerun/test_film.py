@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 from runlab.__main__ import main
 from runlab.envs import make
 from runlab.rerun.policy_file import export_policy
+from runlab.run import paths
 from runlab.run.video.film import Clip, join
 
 
@@ -43,6 +45,18 @@ def test_a_film_has_the_episodes_that_evaluate_plays(
     assert steps == ["64", "128", "192"]
     with Image.open(both.with_suffix(".gif")) as gif:
         assert (gif.width, getattr(gif, "n_frames", 1) > 3, gif.info["loop"]) == (640, True, 0)
+
+
+def test_a_film_passes_over_a_damaged_checkpoint_as_an_evaluation_does(
+    recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = Path(shutil.copytree(recorded_run.run_dir, tmp_path / "copy"))
+    with paths.checkpoint_path(run_dir, 192).open("ab") as file:
+        file.write(b"x")
+    words = [f"run={run_dir}", "trust=true", "episodes=1"]
+    assert main(["film", *words]) == 0
+    assert "step_192.pt is damaged" in capsys.readouterr().err
+    assert [path.name for path in (run_dir / paths.VIDEOS).glob("film_*.mp4")] == ["film_128.mp4"]
 
 
 def test_a_film_of_a_longer_episode_says_that_it_is_cut(

@@ -199,6 +199,9 @@ def test_a_run_that_ended_early_is_made_again_so_far(place: Place, recorded: tup
     assert "was interrupted after 3 iterations; made again up to there" in rerun.notes
     assert "was interrupted and resumed (1); compared with one straight run" in rerun.notes
     assert NO_METRICS not in rerun.notes
+    # What is to be reproduced may be the failure.
+    rerun = place.again(place.told("crashed", status="failed", error="RuntimeError: a crash"))
+    assert "failed with RuntimeError: a crash; this time it went on" in rerun.notes
     # It is no reproduction of a longer trace.
     again = {paths.TRACE: lambda text: text + text.splitlines()[-1].replace(",7,", ",8,") + "\n"}
     rerun = place.again(place.told("longer", again | {paths.METRICS: lambda _: ""}))

@@ -78,7 +78,12 @@ def main(args: Args) -> int:
         run_or_policy(args.run, args.policy, args.runs_dir, args.eval_policy) as run_dir,
         tempfile.TemporaryDirectory() as folder,
     ):
-        checkpoints = chosen_checkpoints(run_dir, args.checkpoint, "all")
+        from runlab.run.checkpoint import load_chosen
+
+        if args.checkpoint == LAST:
+            checkpoints = [load_chosen(run_dir, LAST).path]  # the newest whole one
+        else:
+            checkpoints = chosen_checkpoints(run_dir, args.checkpoint, "all")
         out = args.out
         if out is None and args.policy is not None:
             out = Path(f"{run_dir.name}.mp4")
