@@ -227,15 +227,14 @@ def test_a_run_whose_total_was_raised_is_identical_but_for_the_rows_of_its_old_e
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
     more: dict[str, Any] = {"resumed": [{"env_steps": 100, "changed": {"total_env_steps": [100, 256]}}]}
     assert place.again(place.told("raised", {paths.METRICS: lambda _: text}, **more)).verdict == IDENTICAL
-    # Without a row of its own, the old end has an evaluation that no straight run has.
-    rows = [json.loads(line) for line in (recorded[1] / paths.METRICS).read_text().splitlines()]
-    unevaluated = next(row for row in rows if "eval/return" not in row)
-    unevaluated["eval/return"] = 1e9
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    changed = {"total_env_steps": [unevaluated["env_steps"], 256]}
-    there: dict[str, Any] = {"resumed": [{"env_steps": unevaluated["env_steps"], "changed": changed}]}
+    # A row that both have may have an evaluation in the recorded run alone.
+    both = [json.loads(line) for line in (recorded[1] / paths.METRICS).read_text().splitlines()]
+    both[0]["eval/here"] = 1e9
+    text = "".join(f"{json.dumps(row)}\n" for row in both)
+    end = both[0]["env_steps"]
+    there: dict[str, Any] = {"resumed": [{"env_steps": end, "changed": {"total_env_steps": [end, 256]}}]}
     assert place.again(place.told("evaluated", {paths.METRICS: lambda _: text}, **there)).verdict == IDENTICAL
-    assert place.again(place.told("not raised", {paths.METRICS: lambda _: text})).verdict == DIVERGED
+    assert place.again(place.told("not-raised", {paths.METRICS: lambda _: text})).verdict == DIVERGED
     rows[-1]["eval/return"] = 1e9
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
     assert place.again(place.told("wrong", {paths.METRICS: lambda _: text}, **more)).verdict == DIVERGED
