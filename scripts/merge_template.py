@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rename import ROOT, current_name, git
+from rename import MERGING, ROOT, current_name, git
 
 from runlab.config.command_args import argument, exit_status, parse
 from runlab.errors import ConfigError
@@ -33,9 +33,9 @@ def renamed(commit: str, name: str) -> str:
         copy = Path(folder) / "copy"
         git(ROOT, "worktree", "add", "--detach", str(copy), commit)
         try:
-            # `force`: the code may have got a word like the name since the fork began.
-            command = [sys.executable, "scripts/rename.py", f"name={name}", f"keep={keep}", "force=true"]
-            done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+            command = [sys.executable, "scripts/rename.py", f"name={name}", f"keep={keep}"]
+            merging = os.environ | {MERGING: "1"}  # the code may have got the name as a word since the fork
+            done = subprocess.run(command, cwd=copy, env=merging, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise ConfigError(done.stderr.strip().removeprefix("error: "))
             git(copy, "add", "-A")

@@ -36,6 +36,9 @@ OF_TEMPLATE = ("results", "bench", "tests/test_bench.py", "docs/results.md", "do
 MARKED = re.compile(r"(?ms)^ *(?:#|<!--) of the template\b.*?^ *(?:#|<!--) end\b.*?\n\n?")
 LINK = re.compile(r"\[([^]]+)\]\(([^)#:]+)\)")
 LONGEST = 60  # characters of a name
+MERGING = (
+    "RUNLAB_MERGING"  # an environment variable of merge_template.py, since older versions refuse a new key
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +57,10 @@ def current_name(root: Path) -> str:
     return name
 
 
-def check_name(root: Path, old: str, new: str, force: bool = False) -> None:
+def check_name(root: Path, old: str, new: str) -> None:
     """Raise ConfigError unless `new` can be the name of the package in `root`.
 
-    With `force` it may be a word of the code, where no later renaming comes.
+    Where `MERGING` is set it may be a word of the code: no later renaming comes there.
     """
     if len(new) > LONGEST:
         raise ConfigError(
@@ -87,7 +90,7 @@ def check_name(root: Path, old: str, new: str, force: bool = False) -> None:
         raise ConfigError(f"name={new} would hide the installed package '{new}'.")
     words = (path for place in (old, "runlab", "conf", "tests") for path in (root / place).rglob("*"))
     code = (path.read_text("utf-8", "replace") for path in words if path.suffix in (".py", ".yaml"))
-    if not force and any(mentions(new).search(text) for text in code):
+    if MERGING not in os.environ and any(mentions(new).search(text) for text in code):
         raise ConfigError(
             f"name={new} is a word of the code, which a later renaming could not tell from the name."
         )
@@ -179,7 +182,7 @@ def main() -> int:
     if new == old:
         print(f"The project is called {old} already.")
         return 0
-    check_name(ROOT, old, new, args.force)
+    check_name(ROOT, old, new)
     if not args.force and (changes := git(ROOT, "status", "--porcelain")):
         number = len(changes.splitlines())
         raise ConfigError(

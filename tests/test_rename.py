@@ -306,6 +306,7 @@ def test_later_pages_results_and_names_of_the_template_merge_too(tmp_path: Path)
             f"results/{version}.md": ("new", "new"),
             "docs/speed.md": ("<!-- of the template -->\n", f"<!-- of the template -->\nnew in {version}\n"),
             f"tests/learning/{version}.py": (new, new),
+            f"runlab/{version}.py": (f"# {NEW}\n", f"# {NEW}\n"),  # a word by now, which begins no fork
             f"{NAME}/learning/{version}.py": ("SIZE = 64\n", "SIZE = 64\n"),
             "conf/config.yaml": (f"log_every: {before}", f"log_every: {steps}"),
         }

@@ -220,7 +220,11 @@ def secret_content(data: bytes, path: str = "", depth: int = _DEPTH) -> str | No
     return f"{LIKELY}: contains {kind}" if kind is not None else _member_reason(data, depth)
 
 
-_DAMAGE = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
+# What the libraries raise for archives that are damaged, or that they cannot read.
+_DAMAGE = (
+    *(zipfile.BadZipFile, tarfile.TarError, NotImplementedError),
+    *(OSError, ValueError, EOFError, OverflowError),
+)
 
 
 def _member_reason(data: bytes, depth: int) -> str | None:
@@ -236,7 +240,7 @@ def _member_reason(data: bytes, depth: int) -> str | None:
                 return f"{reason} (in an archive)"
             if reason := secret_content(content, name, depth - 1):
                 return reason if reason is _NOT_SEARCHED else f"{reason} (in an archive)"
-    except (*_DAMAGE, OSError, ValueError, EOFError, OverflowError):
+    except _DAMAGE:
         return _NOT_SEARCHED if data.startswith(b"PK\x03\x04") else None
     return None
 

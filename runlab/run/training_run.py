@@ -301,8 +301,8 @@ class TrainingRun:
     def _end(self, record: RunRecord, status: str, error: BaseException | None) -> None:
         """Write how the run ended into its record, and commit that as a child of the run's commit."""
         record.status, record.ended_at = status, utc_now()
-        if error is not None:  # which may quote an address with a token
-            record.error = masked(f"{type(error).__name__}: {error_text(error)}".splitlines()[0])
+        text = "" if error is None else f"{type(error).__name__}: {error_text(error)}".splitlines()[0]
+        record.error = masked(text) or None  # it may quote an address with a token
         if self.algorithm is not None:
             record.env_steps = self.algorithm.env_steps
         if self._logger is not None:
