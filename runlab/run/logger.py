@@ -52,7 +52,8 @@ class Logger:
     def observe(self, result: IterationResult) -> None:
         """Collect the metrics of an iteration. Reads no value, so as not to wait for the device."""
         for name, value in result.metrics.items():
-            if getattr(value, "shape", None) != ():
+            # Numpy's numbers have a shape as well, and no NaN would be found in them.
+            if not hasattr(value, "detach") or value.shape != ():
                 raise ValueError(f"metric {name!r} must be a tensor of a single number, got {value!r:.60}")
             if name in _OF_ROWS:
                 raise ValueError(f"metric {name!r} would hide a value of the row; give it another name")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,8 +97,9 @@ def test_a_logger_resumes_where_another_one_stood(tmp_path: Path, monkeypatch: p
 
 def test_a_value_that_is_no_number_and_a_name_that_is_taken_are_refused(tmp_path: Path) -> None:
     logger = Logger([], LineFile(tmp_path / "m.jsonl"))
-    no_number: Any = (torch.zeros(3), r"tensor\(\[0\., 0\., 0\.\]\)"), (0.1, "0.1")
-    for value, shown in no_number:
+    several = (torch.zeros(3), r"tensor\(\[0\., 0\., 0\.\]\)")
+    no_tensor: Any = several, (0.1, "0.1"), (np.mean([0.1]), r"np\.float64\(0\.1\)")
+    for value, shown in no_tensor:
         with pytest.raises(ValueError, match=f"'loss/policy' must be .* a single number, got {shown}"):
             logger.observe(IterationResult({"loss/policy": value}))
     for name in ("env_steps", "wall_time_s", "eval/return", "episode/length", "time/steps_per_second"):
