@@ -127,6 +127,30 @@ def test_what_does_not_repeat_itself_or_is_no_number_is_noticed(package: Any) ->
         envs_of("vector_env:Vector/CartPole-v1", package.vector_pool)
 
 
+class OddLibrary(SyncVectorEnv):
+    """Flags in numbers, and perhaps the names of final observations from before Gymnasium 1.1."""
+
+    name = "final_obs"
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(actions)
+        info = {name.replace("final_obs", self.name): value for name, value in info.items()}
+        return obs, reward, terminated.astype(np.float32), truncated.astype(np.uint8), info
+
+
+def test_flags_may_be_numbers_and_final_observations_may_not_be_missing(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the value of a truncated episode would be that of the next one's first observation."""
+    expected = bits(envs_of("CartPole-v1", package.vector_pool))
+    monkeypatch.setitem(globals(), "SyncVectorEnv", OddLibrary)
+    package.BACKENDS["Vector"] = same_step
+    assert bits(envs_of("vector_env:Vector/CartPole-v1", package.vector_pool)) == expected
+    monkeypatch.setattr(OddLibrary, "name", "final_observation")
+    with pytest.raises(RunError, match="Vector/CartPole-v1: an episode ended, and info has no final_obs"):
+        envs_of("vector_env:Vector/CartPole-v1", package.vector_pool)
+
+
 def follows(obs: np.ndarray, action: np.ndarray) -> np.ndarray:
     """The next observation of CartPole, by Gymnasium's environment."""
     env: Any = gym.make("CartPole-v1").unwrapped

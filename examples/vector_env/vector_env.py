@@ -146,14 +146,17 @@ class VectorPool:
 
     def step(self, actions: np.ndarray) -> StepResult:
         """Step with `actions` (N, ...); ended episodes were reset before."""
-        obs, reward, terminated, truncated, info = self._env.step(actions)
+        obs, reward, *flags, info = self._env.step(actions)
+        terminated, truncated = (np.asarray(flag, np.bool_) for flag in flags)
         self._obs = obs = np.array(obs).reshape(self._shape)
-        if self._same_step and "final_obs" in info:
+        if self._same_step and (done := terminated | truncated).any():
+            if "final_obs" not in info:  # the next episode's first observation would stand in its place
+                raise RunError(f"{self._name}: an episode ended, and info has no final_obs")
             obs = obs.copy()
-            for row in np.flatnonzero(info.get("_final_obs", terminated | truncated)):
+            for row in np.flatnonzero(done):
                 obs[row] = np.reshape(info["final_obs"][row], self._shape[1:])
         reward = self._checked(np.asarray(reward, np.float64))
-        return StepResult(self._checked(obs), reward, np.asarray(terminated), np.asarray(truncated))
+        return StepResult(self._checked(obs), reward, terminated, truncated)
 
     def call(self, name: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         """No state of any environment for a checkpoint; `ConfigError` instead of leading them to one."""
