@@ -11,7 +11,7 @@ from gymnasium import spaces
 from runlab.envs.images import ImageBox, with_image
 from runlab.envs.masks import ActionMask, MaskedBox, choices_of, has_mask
 from runlab.envs.validity import parts_check
-from runlab.errors import ConfigError
+from runlab.errors import ConfigError, RunError
 
 
 def flattened(env_id: str, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
@@ -97,10 +97,19 @@ class FlatCodec:
         return batch.reshape(len(batch), -1).astype(self.obs_dtype)
 
     def decode_action(self, action: np.ndarray) -> np.ndarray:
-        """Algorithm actions (N, A) as a batch of the environment's own actions."""
+        """Algorithm actions (N, A) as a batch of the environment's own actions.
+
+        `RunError` for NaN and infinity.
+        """
         if self.nvec:
             whole: np.ndarray = (action + self._start).reshape(-1, *self._shape)
             return whole.astype(self.action_space.dtype, copy=False)  # others may not be `contained`
+        if not np.isfinite(action).all():  # environments blame something else, or hide it
+            row, place = np.argwhere(~np.isfinite(action))[0].tolist()
+            raise RunError(
+                f"the action for {self.env_id} has {action[row, place]} in place {place + 1} of "
+                f"{action.shape[1]}, expected finite numbers: the policy has diverged"
+            )
         # Like np.clip, in half the time.
         native: np.ndarray = np.minimum(np.maximum(action, -self._limit), self._limit)
         native = native * self._half + self._center

@@ -22,7 +22,7 @@ from runlab.envs.envs import Envs
 from runlab.envs.make import check_env, make_env, repeats, seeded_episodes
 from runlab.envs.recorder import ActionRecorder
 from runlab.envs.vector import step_dtype
-from runlab.errors import ConfigError
+from runlab.errors import ConfigError, RunError
 from runlab.interfaces import Episode
 from runlab.run.trace import named_leaves
 
@@ -58,6 +58,18 @@ def test_actions_reach_the_bounds_exactly_and_never_pass_them() -> None:
     assert half.decode_action(np.array([[-3.0, -3.0], [5.0, 5.0]])).tolist() == [[0.0, -3.0], [5.0, 2.0]]
     assert not half.bounded
     assert wide.bounded
+
+
+def test_an_action_that_is_not_finite_is_not_blamed_on_the_environment() -> None:
+    """Hopper would give NaN as reward, BipedalWalker fails on an assertion, and LunarLander goes on."""
+    envs = Envs(env_config("Pendulum-v1", 2), [1, 2])
+    envs.reset()
+    envs.step(np.array([[3e38], [-9.0]], np.float32))
+    for wrong in (np.nan, np.inf):
+        expected = f"the action for Pendulum-v1 has {wrong} in place 1 of 1, expected finite numbers"
+        with pytest.raises(RunError, match=expected):
+            envs.step(np.array([[0.0], [wrong]], np.float32))
+    envs.close()
 
 
 def test_choices_start_where_the_space_starts_and_have_its_shape() -> None:
