@@ -14,6 +14,7 @@ from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.cli.files import read_sweep
 from runlab.config.cli.overrides import assigned
 from runlab.config.cli.preflight import announce, more_folders, preflight
+from runlab.config.loading import to_dict
 from runlab.config.project import require
 from runlab.config.texts import first_line
 from runlab.errors import ConfigError, RunError
@@ -22,6 +23,7 @@ from runlab.launch.search_args import Args
 from runlab.launch.sweep_job import digest
 from runlab.machine import usable_cores
 from runlab.run import paths
+from runlab.run.read import leaves
 
 _OF_A_COMMAND = (*BOOKKEEPING_KEYS, "--config-dir")  # commands that differ in these share a search
 
@@ -37,10 +39,15 @@ def main(args: Args) -> int:
     space = read_space(args.sweep, more_folders(args.config_dir))
     # The ends of all ranges and all choices are checked before a run starts.
     ends = {key: rule.get("choices") or [rule["low"], rule["high"]] for key, rule in space.items()}
-    tried = [assigned(key, value) for key, values in ends.items() for value in values]
+    of_keys = [(key, assigned(key, value)) for key, values in ends.items() for value in values]
+    tried = [word for _, word in of_keys]
     announce(len(tried))
     # For this check, values `auto` are chosen as if each core had a trial.
     plans = [preflight([*args.words, each], usable_cores()) for each in tried]
+    for (key, _), plan in zip(of_keys, plans, strict=True):
+        found = dict(leaves(to_dict(plan.configs[0]))).get(key)
+        if "low" in space[key] and isinstance(found, float):  # from 0 to 1 is more than these two
+            space[key] |= {end: float(space[key][end]) for end in ("low", "high")}
     plan, config = plans[0], plans[0].configs[0]
     seeds = plan.seeds or [config.seed]
     if any(plan.num_jobs > len(seeds) for plan in plans):

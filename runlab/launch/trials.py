@@ -333,9 +333,14 @@ def _command() -> list[str]:
 
 
 def _rounded(value: Any, drawn_from: BaseDistribution) -> Any:
-    """A drawn number with as many digits as matter: four, or a thousandth of the width of its range."""
+    """A drawn number with as many digits as matter: four, or a thousandth of the width of its range.
+
+    A multiple of a given step loses only the error of its sum.
+    """
     if not isinstance(drawn_from, FloatDistribution):
         return value
+    if drawn_from.step is not None:
+        return float(f"{value:.12g}")
     digits = 3 - math.floor(math.log10(drawn_from.high - drawn_from.low))
     rounded = float(f"{value:.4g}") if drawn_from.log else round(value, digits)
     return min(max(rounded, drawn_from.low), drawn_from.high)

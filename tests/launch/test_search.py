@@ -211,6 +211,8 @@ def test_equal_trials_are_not_called_best_and_no_key_matters(
         (0.00299999999, {"low": 3e-5, "high": 0.002999, "log": True}, 0.002999),
         (0.99123456789, {"low": 0.99, "high": 0.9999}, 0.991235),
         (123.456789, {"low": 0, "high": 1000.0}, 123.0),
+        (0.0625, {"low": 0.0, "high": 1.0, "step": 0.0625}, 0.0625),
+        (0.1 + 0.2, {"low": 0.1, "high": 0.5, "step": 0.1}, 0.3),
         (64, {"low": 2, "high": 99}, 64),
         (0.123456789, {"choices": [0.123456789]}, 0.123456789),
     ],
@@ -303,6 +305,16 @@ def test_numbers_in_scientific_notation_and_null_may_be_drawn(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="a search compares the returns"):  # after all words were tried
         search_in(tmp_path, *own_ranges(tmp_path, text), "eval_every=0")
     assert search.read_space("mine", [tmp_path])["algo.learning_rate"]["low"] == 1e-5
+
+
+def test_whole_ends_of_a_range_of_other_numbers_are_no_range_of_whole_numbers(
+    quick: Trials, tmp_path: Path
+) -> None:
+    text = "algo.ent_coef: {low: 0, high: 1}\nalgo.update_epochs: {low: 1, high: 9}"
+    assert search_in(tmp_path, *own_ranges(tmp_path, text), "trials=3") == 0
+    drawn = [config["algo"] for config in quick.configs]
+    assert all(0 < each["ent_coef"] < 1 for each in drawn)
+    assert all(isinstance(each["update_epochs"], int) for each in drawn)
 
 
 def rows_of(monkeypatch: pytest.MonkeyPatch, *rows: Callable[[int, int], dict[str, float | None]]) -> None:
