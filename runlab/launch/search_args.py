@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runlab.config.command_args import argument, existing, rest, switch, whole
+from runlab.config.command_args import argument, existing, one_of, rest, switch, whole
+from runlab.run.continuation import ACCEPT
 
 _OPTUNAS = ("sampler.", "pruner.")
 
@@ -21,7 +22,7 @@ class Args:
     once. The same command goes on with the search, up to `trials` in all, and may run several times at once:
     they share a file in the folder of the search, or with `storage=postgresql://USER@HOST/NAME` a database.
     `sampler` and `pruner` are Optuna's, with arguments as in sampler.seed=3. `--config-dir=FOLDER` adds a
-    folder like conf/.
+    folder like conf/. `accept=changes` goes on although code or libraries have changed since it began.
     """
 
     sweep: str = argument()
@@ -33,6 +34,7 @@ class Args:
     pruner: str = argument(str, "MedianPruner")
     prune: bool = argument(switch, True)
     config_dir: Path | None = argument(existing, None, key="--config-dir")
+    accept: str | None = argument(one_of(ACCEPT), None)
     overrides: list[str] = rest()
 
     @property

@@ -28,9 +28,14 @@ from runlab.config.texts import choose, first_line
 from runlab.errors import ConfigError
 from runlab.launch.search_args import Args
 from runlab.launch.sweep_job import make_folder
+from runlab.run import paths
+from runlab.run.continuation import check_changes
+from runlab.run.git.snapshot import take_snapshot
+from runlab.run.record import RunRecord
 
 _WIDEST = 1e300  # end of a range; Optuna draws from no wider one
 _RUNS_CODE = "CmaEsSampler"  # whatever its state names, which is in the study: somebody else's, perhaps
+RUN_OF_SEED = "run-seed"  # begins the attribute of a trial that names the run with a seed
 BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the longest time without
 
 
@@ -81,7 +86,21 @@ def open_study(
     trials = study.get_trials(deepcopy=False)
     if study.directions != [direction] or not all(_fits(trial, ranges) for trial in trials):
         raise ConfigError(f"the study of {folder} has what this search cannot have written")
+    _check_code(folder.parents[1], trials, args.accept is not None)
     return study, database
+
+
+def _check_code(runs_dir: Path, trials: Sequence[FrozenTrial], accept: bool) -> None:
+    """Raise ConfigError for other code or libraries than the first run of the search had that is here."""
+    attributes = [(key, name) for trial in trials for key, name in trial.user_attrs.items()]
+    ids = [paths.safe_name(str(name)) for key, name in attributes if key.startswith(RUN_OF_SEED)]
+    for file in (file for each in ids for file in runs_dir.glob(f"*/{each}/{paths.RECORD}")):
+        with suppress(ConfigError):  # a damaged one is no reason to end a search
+            run = RunRecord.read(file.parent)
+            break
+    else:
+        return
+    check_changes("the search", run.git, run.versions, take_snapshot(paths.PROJECT), accept, [run.used])
 
 
 def _fits(trial: FrozenTrial, ranges: Mapping[str, BaseDistribution]) -> bool:

@@ -32,7 +32,7 @@ from runlab.config.texts import choose, few
 from runlab.errors import ConfigError, RunError
 from runlab.launch.process import worker_command, worker_environment
 from runlab.launch.search_args import Args
-from runlab.launch.study import BEAT_EVERY_S, distribution, open_study
+from runlab.launch.study import BEAT_EVERY_S, RUN_OF_SEED, distribution, open_study
 from runlab.launch.subprocesses import Children, Interrupted, last_words
 from runlab.run import paths
 from runlab.run.continuation import only_begins_anew
@@ -201,13 +201,14 @@ class Search:
         """The folder of a trial's run, and its job, new or resumed; no job if the run has finished."""
         own = [word for word in self._args.words if not word.startswith("seed=")]
         plan = preflight([*own, *words, f"seed={seed}"], self._workers)
-        config, overrides, key = plan.configs[0], plan.overrides[0], f"run-seed{seed}"
+        config, overrides, key = plan.configs[0], plan.overrides[0], f"{RUN_OF_SEED}{seed}"
         # The study may have come from somebody else: it names a run, and no folder.
         run_dir = run_folder(config, paths.safe_name(str(trial.user_attrs.get(key))), overrides)
         if (run_dir / paths.RECORD).is_file():
             lock(run_dir)()
             if not only_begins_anew(run_dir):
-                return run_dir, resume_job(run_dir, _command(), typed=config)
+                accept = self._args.accept is not None
+                return run_dir, resume_job(run_dir, _command(), typed=config, accept=accept)
         job = new_job(config, _command(), overrides, auto_compile="compile" in plan.auto_keys)
         trial.set_user_attr(key, job.run_id)
         return Path(job.run_dir), job

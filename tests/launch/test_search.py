@@ -180,6 +180,20 @@ def test_a_search_keeps_no_file_open_for_a_trial_that_has_ended(quick: Trials, t
     assert len([*Path("/proc/self/fd").iterdir()]) <= open_files[0]
 
 
+def test_trials_with_other_code_join_no_search_unasked(quick: Trials, tmp_path: Path) -> None:
+    assert search_in(tmp_path, "trials=2") == 0
+    (run_dir, _) = tmp_path.glob("ppo-CartPole/*")
+    # Of no commit that is here.
+    write_run(tmp_path / "other", seed=1).joinpath(paths.RECORD).rename(run_dir / paths.RECORD)
+    for number in (2, 3):
+        with pytest.raises(ConfigError, match=r"(?s)the search began with other code: .* accept=changes"):
+            search_in(tmp_path, f"trials={number}")
+    assert search_in(tmp_path, "trials=3", "accept=changes") == 0
+    assert len(search_record(tmp_path)["trials"]) == 3
+    (run_dir / paths.RECORD).write_text("{")
+    assert search_in(tmp_path, "trials=4") == 0
+
+
 def test_equal_trials_are_not_called_best_and_no_key_matters(
     quick: Trials, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
