@@ -83,7 +83,7 @@ def read_space(name: str, more: Sequence[Path]) -> dict[str, dict[str, Any]]:
     for key, rule in space.items():
         try:
             distribution(rule)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:  # the last: an endless step
             form = "{low: 0.1, high: 0.4}, with log: true for magnitudes, or {choices: [8, 16]}"
             raise ConfigError(f"sweep={name}: {key}: expected {form}") from error
     return space

@@ -46,6 +46,8 @@ def distribution(rule: dict[str, Any]) -> BaseDistribution:
             # Optuna compares choices by hash, which a list has none of.
             plain = [str(each) if isinstance(each, list) else each for each in choices]
             return optuna.distributions.CategoricalDistribution(plain, **rest)
+        case {"low": int(), "high": int(), "step": float()}:  # is no range of whole numbers
+            return distribution({**rule, "low": float(rule["low"])})
         case {"low": int(low), "high": int(high), **rest} if low < high:
             return optuna.distributions.IntDistribution(low, high, **rest)
         case {"low": int() | float() as low, "high": int() | float() as high, **rest}:

@@ -227,6 +227,7 @@ def test_equal_trials_are_not_called_best_and_no_key_matters(
         (123.456789, {"low": 0, "high": 1000.0}, 123.0),
         (0.0625, {"low": 0.0, "high": 1.0, "step": 0.0625}, 0.0625),
         (0.1 + 0.2, {"low": 0.1, "high": 0.5, "step": 0.1}, 0.3),
+        (7.5, {"low": 0, "high": 10, "step": 2.5}, 7.5),
         (64, {"low": 2, "high": 99}, 64),
         (0.123456789, {"choices": [0.123456789]}, 0.123456789),
     ],
@@ -303,6 +304,10 @@ def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: Trials, tm
         ("# nothing yet", "sweep=mine: {file}: expected keys with values"),
         ("algo.gamma: {low: 0.9]", "sweep=mine: {file}, line 1: did not find expected ',' or '}}'"),
         ("algo.gamma: {choices: [0.9, '0.8,0.9']}", "a search draws its own values"),
+        *(
+            (f"algo.gamma: {{low: 0, high: 1, step: {step}}}", "sweep=mine: algo.gamma: expected {low: 0.1, ")
+            for step in ("0", ".inf")
+        ),
         ("algo.gama: {low: 0.9, high: 1.0}", "algo.gama=0.9: no such key; did you mean algo.gamma?"),
         ("algo.gamma: {low: 0.9, high: 2.0}", "algo.gamma=2.0: must be at least 0.0 and at most 1.0"),
     ],
