@@ -3,7 +3,8 @@
 A configuration names code: an environment's package and wrappers are imported, and called with the arguments
 beside them. What a user types may name anything. What came with a file may name environments that Gymnasium,
 an installed package or a committed file of this repository registers, and wrappers of Gymnasium. It may name
-anything that a run of this clone was made with. Everything else needs `trust=true`.
+anything that a run of this clone was made with. Everything else needs `trust=true`, also a file that an
+environment is to read, such as a model of MuJoCo, unless it is committed.
 """
 
 from __future__ import annotations
@@ -85,6 +86,9 @@ def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> I
     module, _, name = env["id"].rpartition(":")
     if name in _NOT_HARMLESS or (module and not _belongs_here(module, project)):
         yield f"env.id={env['id']}"
+    for key, value in (env.get("kwargs") or {}).items():
+        if not all(_is_committed(Path(text), project) for text in _texts(value) if _names_file(text)):
+            yield f"env.kwargs.{key}={value}"[:200]
     size = 1.0  # of all wrappers together
     for key in ("wrappers", "training_wrappers"):
         for wrapper, arguments in (env.get(key) or {}).items():
@@ -95,6 +99,21 @@ def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> I
                 yield f"env.{key}.{wrapper}={arguments}"[:200]
     if resumed:
         yield from (f"logger.sinks.{name}" for name in _sinks(config))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in an argument of an environment."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
+def _names_file(text: str) -> bool:
+    with suppress(OSError, ValueError):  # too long, or with a zero
+        return "/" in text or Path(text).exists()
+    return False
 
 
 def _size(arguments: Any) -> float:
@@ -108,7 +127,9 @@ def _belongs_here(module: str, project: Path) -> bool:
     """True if importing a module executes only installed files, and files that are committed here."""
     # A `__main__` does something when it is imported.
     specs = [] if "__main__" in module.split(".") else [*module_specs(module)]
-    return bool(specs) and all(_is_installed(spec) or _is_committed(spec, project) for spec in specs)
+    return bool(specs) and all(
+        _is_installed(spec) or _is_committed(Path(f"{spec.origin}"), project) for spec in specs
+    )
 
 
 def _is_installed(spec: ModuleSpec) -> bool:
@@ -116,9 +137,9 @@ def _is_installed(spec: ModuleSpec) -> bool:
     return any(Path(f"{spec.origin}").absolute().is_relative_to(folder.absolute()) for folder in folders)
 
 
-def _is_committed(spec: ModuleSpec, project: Path) -> bool:
+def _is_committed(path: Path, project: Path) -> bool:
     """True for a file in the last commit of this repository, or of an installed package in editable form."""
-    file = Path(f"{spec.origin}").resolve()
+    file = path.resolve()
     for folder in (project.resolve(), *_editable_folders()):
         with suppress(ConfigError, OSError, ValueError), repository(folder) as git:
             inside = file.relative_to(git.top.resolve())

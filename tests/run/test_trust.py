@@ -76,6 +76,22 @@ def test_a_folder_that_names_the_commit_of_another_run_needs_trust(own: Own) -> 
         trust.check_config(to_dict(own.config), own.run_dir)
 
 
+@pytest.mark.parametrize("name", ["received.xml", "./received.xml"])
+def test_a_model_that_came_along_needs_trust(
+    name: str, own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a few lines may have a field of heights of gigabytes."""
+    monkeypatch.chdir(own.project)
+    (own.project / "received.xml").write_text("<mujoco/>\n")
+    env = replace(own.config.env, training_wrappers={}, kwargs={"xml_file": name})
+    config = to_dict(replace(own.config, env=env))
+    with pytest.raises(ConfigError, match=r"names env\.kwargs\.xml_file="):
+        trust.check_config(config, tmp_path / "received")
+    git(own.project, "add", "-A")
+    git(own.project, "commit", "-q", "-m", "model")
+    trust.check_config(config, tmp_path / "received")
+
+
 @pytest.mark.parametrize("run_id", ["../../x", "-d", "", ".", "a b", "a\n"])
 def test_an_id_that_is_none_begins_no_ref(run_id: str, own: Own) -> None:
     replace(RunRecord.read(own.run_dir), id=run_id).write(own.run_dir)
