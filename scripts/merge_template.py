@@ -20,6 +20,9 @@ from rename import MERGING, ROOT, current_name, git
 from runlab.config.command_args import argument, exit_status, parse
 from runlab.errors import ConfigError
 
+# Of git, for a copy of the template: no hook of the fork runs, and .gitignore keeps its line ends.
+_AS_IT_IS = (f"core.hooksPath={os.devnull}", "core.autocrlf=false")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
@@ -31,7 +34,7 @@ def renamed(commit: str, name: str) -> str:
     keep = "true" if (ROOT / "results/table.py").exists() else "false"  # not of a results/ of the fork's own
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        git(ROOT, "worktree", "add", "--detach", str(copy), commit)
+        git(ROOT, "worktree", "add", "--detach", str(copy), commit, settings=_AS_IT_IS)
         try:
             command = [sys.executable, "scripts/rename.py", f"name={name}", f"keep={keep}"]
             merging = os.environ | {MERGING: "1"}  # the code may have got the name as a word since the fork

@@ -101,10 +101,11 @@ def mentions(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])")
 
 
-def git(root: Path, *arguments: str) -> str:
+def git(root: Path, *arguments: str, settings: tuple[str, ...] = ()) -> str:
     """The output of git. Raises ConfigError with the last line of its complaint."""
+    command = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     except OSError as error:
         raise ConfigError(f"git cannot be started ({error.strerror}).") from None
     if done.returncode:

@@ -101,6 +101,15 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+def test_line_ends_stay_those_of_the_commit_where_git_makes_those_of_windows(
+    clone: Path, tmp_path: Path
+) -> None:
+    """With them scripts/setup.sh fails, and the empty lines of .gitignore match every folder."""
+    git(tmp_path, "clone", "-q", "-c", "core.autocrlf=true", str(clone), "windows")
+    for name in ("Makefile", ".gitignore", "scripts/setup.sh"):
+        assert (tmp_path / "windows" / name).read_bytes() == (clone / name).read_bytes()
+
+
 def test_bad_words_are_refused_and_nothing_changes(clone: Path) -> None:
     for words, message in {
         "name=Odd-Name": "for example name=odd_name",
@@ -297,6 +306,9 @@ def test_later_pages_results_and_names_of_the_template_merge_too(tmp_path: Path)
     }
     commit(fork, "pages and defaults of our own", **own)
     new = f"from {NAME}.learning.networks import mlp\n\nprint(mlp)\n"
+    hook = fork / ".git/hooks/post-checkout"  # of the fork: no copy of the template runs it
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
     for version, steps in (("second", "3000"), ("third", "4000")):
         before = (template / "conf/config.yaml").read_text().partition("log_every: ")[2].split()[0]
         theirs = {
