@@ -41,6 +41,7 @@ from runlab.config.loading import complete
 from runlab.config.project import ALGORITHMS
 from runlab.determinism import computations
 from runlab.determinism.programs import CACHE_DIR, NoCompilerError, cache_folder
+from runlab.determinism.switches import resolve_device
 from runlab.engine import CompilerError
 from runlab.envs.codec import FlatCodec
 from runlab.errors import ConfigError, RunError
@@ -80,6 +81,15 @@ def learned(run_dir: Path, number: int = -1) -> list[str]:
     state = load_checkpoint(list_checkpoints(run_dir)[number]).state
     del state["run"]
     return [name + digest(value) for name, value in entries(state, "")]
+
+
+def test_the_record_names_the_device_that_auto_chose(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine a resume would go on with another one."""
+    keep_exit_hooks(monkeypatch)
+    assert run(job_in(tmp_path / "run", configure, "device=auto", "eval_every=0")) == 0
+    assert raw_config(tmp_path / "run")["device"] == resolve_device("auto").type
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def check_baseline(
             versions=versions[bool(config.get("compile"))],
             machine=machine,
         )
+        if config.get("device") == "auto":  # the process of the run decides, with torch
+            config = {**config, "device": baseline.config.get("device")}
         diffs.append(compare_records(baseline, Run(Path(), planned, config), changed))
     lines = [f"note: baseline: {note}" for note in dict.fromkeys(note for one in diffs for note in one.notes)]
     # A sweep has a job for each combination of its values, so all factors count together.

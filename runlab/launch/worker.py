@@ -26,7 +26,7 @@ from runlab.launch.subprocesses import PARENT_VARIABLE
 from runlab.run.files import to_stderr
 from runlab.run.job import Job
 from runlab.run.trace import check_state
-from runlab.run.training_run import TrainingRun, check_level, with_named_products
+from runlab.run.training_run import TrainingRun, check_level, with_named_choices
 from runlab.signals import Stop, stop_signals
 from runlab.trial import try_programs
 
@@ -44,7 +44,7 @@ def run(job: Job) -> int:
 
 
 def _run(job: Job) -> int:
-    job = with_named_products(job)
+    job = with_named_choices(job)
     config = job.config
     settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
     training = TrainingRun(job)

@@ -14,7 +14,7 @@ from typing import Any
 
 from runlab.config.affects_results import modules_of_others
 from runlab.config.loading import to_dict, to_yaml
-from runlab.config.schema import Config, Products
+from runlab.config.schema import Config, Device, Products
 from runlab.config.secrets import masked
 from runlab.config.texts import error_text, few, first_line
 from runlab.determinism import checks, computations, switches
@@ -51,16 +51,19 @@ from runlab.run.sinks.sink import RunFacts
 from runlab.run.used_code import CodeWatch, UsedCode
 
 
-def with_named_products(job: Job) -> Job:
-    """`job` with a named way of matrix products in the place of `auto`, for a new run on the CPU.
+def with_named_choices(job: Job) -> Job:
+    """`job` with a named device, and a named way of matrix products on the CPU, in the place of `auto`.
 
-    The recorded configuration then has the name, and a rerun uses the same way.
+    The recorded configuration of a new run then has the names, and a resume or a rerun on another machine
+    uses the same ones.
     """
-    level, device = job.config.determinism, switches.resolve_device(job.config.device.name)
-    if level.products is not Products.auto or device.type != "cpu" or job.resume:
+    config, device = job.config, switches.resolve_device(job.config.device.name)
+    if job.resume:
         return job
-    level = replace(level, products=Products[on_cpu(level.products.name)])
-    return replace(job, config=replace(job.config, determinism=level))
+    level = config.determinism
+    if level.products is Products.auto and device.type == "cpu":
+        level = replace(level, products=Products[on_cpu(level.products.name)])
+    return replace(job, config=replace(config, determinism=level, device=Device[device.type]))
 
 
 def check_level(config: Config, settings: Mapping[str, Any], algorithm: Algorithm) -> DeterminismFacts:

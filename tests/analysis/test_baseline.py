@@ -29,7 +29,7 @@ Check = Callable[..., list[str]]
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     """Check a job for each of several changes to the baseline's configuration, whose code has changed so."""
     machine, versions = {"cpu": "abacus"}, {"torch": "2.0"}
-    run_dir = write_run(tmp_path / "runs", machine=machine, versions=versions)
+    run_dir = write_run(tmp_path / "runs", config={"device": "cpu"}, machine=machine, versions=versions)
     monkeypatch.setattr(baseline, "machine_facts", lambda: machine | {"gpus": []})
     monkeypatch.setattr(baseline, "package_versions", lambda _: versions)
 
@@ -52,6 +52,7 @@ AGAINST, TWO = "against run-1: ", "2 things differ: algo.gamma 0.99 -> 0.9; tota
 
 def test_one_change_is_said_in_a_line_and_two_are_refused(check: Check) -> None:
     assert check({"algo.gamma": 0.9, "seed": 7}) == [f"{AGAINST}algo.gamma 0.99 -> 0.9"]
+    assert check({"device": "auto"}) == [f"{AGAINST}same experiment"]
     assert check({"note": "why", "trace": "step"}) == [f"{AGAINST}same experiment"]
     assert check({}, files=["runlab/rng.py"]) == [f"{AGAINST}code (runlab/rng.py)"]
     both: dict[str, Any] = {"algo.gamma": 0.9, "total_env_steps": 100}
