@@ -44,8 +44,8 @@ def restore_global_rng(state: Mapping[str, Any]) -> None:
     numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], np.uint32)
     np.random.set_state(numpy_state)  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    # The machine of a resume may show fewer devices, of which a run uses one.
+    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
 
 @contextlib.contextmanager
