@@ -34,7 +34,11 @@ from runlab.run.git.snapshot import take_snapshot
 from runlab.run.record import RunRecord
 
 _WIDEST = 1e300  # end of a range; Optuna draws from no wider one
-_RUNS_CODE = "CmaEsSampler"  # whatever its state names, which is in the study: somebody else's, perhaps
+# The state of the first is in the study, perhaps somebody else's. The second stops the loop of Optuna's own.
+_REFUSED = {
+    "CmaEsSampler": "runs code that a study holds",
+    "BruteForceSampler": "make train with several values of each key tries all combinations",
+}
 RUN_OF_SEED = "run-seed"  # begins the attribute of a trial that names the run with a seed
 BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the longest time without
 
@@ -180,10 +184,10 @@ def open_journal(file: Path) -> BaseStorage:
 def _make(kind: str, name: str, words: Sequence[str]) -> Any:
     """Optuna's sampler or pruner `name`, with its arguments among `words`. Raises ConfigError."""
     module = getattr(optuna, f"{kind}s")
-    left_out = (_RUNS_CODE, f"Base{kind.title()}")
+    left_out = (*_REFUSED, f"Base{kind.title()}")
     names = [each for each in module.__all__ if each.endswith(kind.title()) and each not in left_out]
     if name not in names:
-        why = "runs code that a study holds" if name == _RUNS_CODE else f"no such {kind}"
+        why = _REFUSED.get(name, f"no such {kind}")
         raise ConfigError(f"{kind}={name}: {why}; {choose(name, names)}")
     try:
         values = OmegaConf.from_dotlist([word for word in words if word.startswith(f"{kind}.")])

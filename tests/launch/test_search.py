@@ -421,7 +421,10 @@ def test_samplers_and_pruners_are_chosen_by_name(quick: Trials, tmp_path: Path) 
         (["sampler.sed=3"], "sampler=TPESampler: TPESampler.__init__() got an unexpected keyword argument"),
         (["sampler.gamma=3"], "sampler=TPESampler: 'int' object is not callable"),
         (["sampler.seed=[1"], "sampler=TPESampler: while parsing"),
-        (["sampler=BruteForceSampler"], "sampler=BruteForceSampler: FloatDistribution.step must be given"),
+        (
+            ["sampler=BruteForceSampler"],
+            "sampler=BruteForceSampler: make train with several values of each key ",
+        ),
         (["sampler=CmaEsSampler"], "sampler=CmaEsSampler: runs code that a study holds; "),
         (["pruner=PercentilePruner", "pruner.percentile=200"], "pruner=PercentilePruner: Percentile must be"),
         *(
