@@ -262,5 +262,5 @@ def thinned(values: list[T], most: int) -> list[T]:
 
 
 def is_usable(value: float | None) -> TypeGuard[float]:
-    """True for a number that can be averaged and drawn."""
-    return value is not None and abs(value) < 1e300
+    """True for a number that can be averaged and drawn: intervals need its fourth power."""
+    return value is not None and abs(value) < 1e60

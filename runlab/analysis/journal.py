@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from runlab.analysis.differences import diff_runs, verdict
 from runlab.analysis.experiments import find_experiments
+from runlab.analysis.published import show
 from runlab.analysis.runs import Run, load_run, load_runs
 from runlab.config.terminal import escaped
 from runlab.errors import ConfigError, in_a_line
@@ -86,7 +87,7 @@ class Journal:
 
     def _about_run(self, run: Run, mark: str) -> list[str]:
         score, git = run.value("return"), run.record.git
-        result = "no return was logged" if score is None else f"return {score:,.4g}"
+        result = "no return was logged" if score is None else f"return {show(score)}"
         error = f"; {_plain(run.record.error)}" if run.record.error else ""
         return [
             f"## {_time(run.record.started_at)} · {_plain(run.value('algo'))} on {_plain(run.env)}, "

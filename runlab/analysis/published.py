@@ -101,6 +101,6 @@ def references() -> tuple[Reference, ...]:
 
 def show(value: float) -> str:
     """A return with three or more significant digits."""
-    if abs(value) >= 1000:
+    if 1000 <= abs(value) < 1e15:
         return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.1f}" if 100 <= abs(value) < 1000 else f"{value:.3g}"

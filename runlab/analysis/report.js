@@ -1,7 +1,14 @@
 "use strict";
 const dark = matchMedia("(prefers-color-scheme: dark)"), ink = dark.matches ? "#ffffff" : "#000000";
-const exact = new Intl.NumberFormat("en", {maximumSignificantDigits: 5});
-const short = new Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 5});
+const numbers = (notation) => new Intl.NumberFormat("en", {notation, maximumSignificantDigits: 5});
+const powers = numbers("scientific");  // for numbers that are too long without
+const shown = (plain) => (value) => (value && !(1e-4 <= Math.abs(value) && Math.abs(value) < 1e15) ? powers : plain).format(value);
+const exact = shown(numbers("standard")), short = shown(numbers("compact"));
+// The ends of an axis, so far apart that the steps between its marks are no rounding errors: those would never end.
+const apart = (low, high) => {
+  const least = Math.max(Math.abs(low), Math.abs(high)) * 1e-10;
+  return high - low < least ? [low - least, high + least] : [low, high];
+};
 
 function draw(box) {
   const {xs, panels} = JSON.parse(box.closest("figure").querySelector("script").textContent);
@@ -22,7 +29,7 @@ function draw(box) {
   const range = (_, low, high) => {
     if (low === null) return [0, 1];  // all curves are hidden
     const [from, to] = uPlot.rangeNum(low, high, 0.1, true), [lowest, highest] = panel.widest;
-    return [Math.max(from, lowest), Math.min(to, highest)];
+    return apart(Math.max(from, lowest), Math.min(to, highest));
   };
   let near = null;  // the series that is nearest to the mouse
   return new uPlot({
@@ -34,16 +41,17 @@ function draw(box) {
     legend: {show: large, live: false},
     focus: {alpha: 0.3},
     cursor: {focus: {prox: 1e6, dist: (u, i, _, at, y) => (series[i].class ? Infinity : at - y)}, points: {size: 7, one: true}},
-    scales: {x: {time: false}, y: {range}},
-    axes: [large ? panel.across : undefined, undefined].map((label) => ({
-      label, stroke: ink, grid: {stroke: "#80808040"}, ticks: {show: false}, values: (_, ticks) => ticks.map(short.format),
+    scales: {x: {time: false, range: (_, low, high) => (low === null ? [low, high] : apart(low, high))}, y: {range}},
+    // The second axis is as wide as its longest mark.
+    axes: [{label: large ? panel.across : undefined}, {size: (_, marks) => Math.max(50, ...(marks ?? []).map((mark) => 15 + 7 * mark.length))}].map((own) => ({
+      ...own, stroke: ink, grid: {stroke: "#80808040"}, ticks: {show: false}, values: (_, ticks) => ticks.map(short),
     })),
     hooks: {
       setSeries: [(_, i, {focus}) => { if (focus) near = i; }],
       setCursor: [(u) => {
         const {label} = u.series[near] ?? {}, at = u.cursor.idxs[near];
         u.root.querySelector(".u-title").textContent =
-          at == null ? panel.title : `${label}: ${exact.format(u.data[near][at])} at ${exact.format(u.data[0][at])}`;
+          at == null ? panel.title : `${label}: ${exact(u.data[near][at])} at ${exact(u.data[0][at])}`;
       }],
     },
   }, uPlot.join(tables), box);

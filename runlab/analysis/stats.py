@@ -90,7 +90,7 @@ def interval(
         for i, group in enumerate(scores)
     ]
     variances = np.array([each.var(ddof=1) if np.ptp(each) else 0.0 for each in resampled])
-    if not variances.any():  # the middle half of the seeds is one value
+    if not (variances**2).any():  # the middle half of the seeds is one value, but for less than 1e-80
         return Interval(value, value, value)
     freedom = variances.sum() ** 2 / (variances**2 / (sizes - 1)).sum()  # Welch and Satterthwaite
     unseen = math.sqrt((variances * sizes / (sizes - 1)).sum() / variances.sum())

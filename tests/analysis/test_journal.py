@@ -45,11 +45,16 @@ def test_an_entry_says_why_what_changed_and_what_came_of_it(tmp_path: Path) -> N
         assert part in text
     mine = text.replace("to see", "I wanted to see") + "a thought of mine, without an end of the line"
     (runs_dir / "journal.md").write_text(mine)
-    write_run(runs_dir, 2, [0.0, 7.0], status="interrupted", error="no | luck")
+    write_run(runs_dir, 2, [0.0, 12345.0], status="interrupted", error="no | luck")
     write_run(runs_dir, 3, status="running")
     text = journal_of(runs_dir)
     assert text.startswith(mine)
-    for part in ("**Changed** against [run-1](ppo-Thing/run-1)", "only the seed differs", "no | luck"):
+    for part in (
+        "**Changed** against [run-1](ppo-Thing/run-1)",
+        "only the seed differs",
+        "return 12,345",
+        "no | luck",
+    ):
         assert part in text.removeprefix(mine)
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert len(links) == 3

@@ -79,6 +79,18 @@ def test_curves_are_of_all_runs_and_statistics_of_those_that_count(tmp_path: Pat
     assert "no luck" in text
 
 
+def test_returns_of_any_size_leave_a_report_and_are_short(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        write_run(tmp_path, seed, [1.0, seed * 1e59], env="Large")
+        write_run(tmp_path, seed, [1.0, seed * 1e160], env="Larger")
+        write_run(tmp_path, seed, [1.0, seed * 1e-90], env="Small")
+    report = reported(tmp_path)
+    assert page_panels(report)
+    text = text_of(report.html)
+    assert "1e+59, 2e+59, 3e+59" in text
+    assert "no run of it has finished with a return" in text
+
+
 def test_long_curves_are_thinned_and_more_so_in_small_panels(tmp_path: Path) -> None:
     write_run(tmp_path, 1, [float(i) for i in range(1000)])
     report = reported(tmp_path)

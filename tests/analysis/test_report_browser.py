@@ -188,6 +188,38 @@ def test_the_table_is_sorted_and_filtered(page: Path, browser: Browser) -> None:
     assert len(browser.ask(names)) == 6
 
 
+def test_numbers_that_are_very_small_or_large_are_drawn_and_told_whole(
+    tmp_path: Path, browser: Browser
+) -> None:
+    run = write_run(tmp_path / "runs", 1, [1e17, 1e17 + 32, 1e17])
+    rows = [*map(json.loads, (run / paths.METRICS).read_text().splitlines())]
+    for i, row in enumerate(rows):
+        row |= {
+            "env_steps": 2**62 + 1024 * i,
+            "constant": 1e30,
+            "ratio": 1e-7 * i,
+            "loss": -1234.5,
+            "kl": 0.1,
+        }
+    (run / paths.METRICS).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    written = (
+        "window.written = []; CanvasRenderingContext2D.prototype.fillText = (text) => written.push(text)"
+    )
+    source = browser.call("Page.addScriptToEvaluateOnNewDocument", source=written)
+    try:
+        open_page(browser, page_of(tmp_path))
+        browser.ask("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+        middle(browser, "#e1 .small > :last-child .uplot")
+        marks = browser.ask("written")
+    finally:
+        browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=source["identifier"])
+    assert browser.problems == []
+    assert {"1E-7", "1E17", "1E30"} <= {*marks}
+    assert max(map(len, marks)) <= len("environment steps")
+    browser.move(*middle(browser, "#e1 .u-over"))
+    browser.until("/: 1E17 at 4.6117E18$/.test(document.querySelector('#e1 .u-title').textContent)")
+
+
 def test_a_changed_theme_is_followed_at_once(page: Path, browser: Browser) -> None:
     open_page(browser, page)
     middle(browser, ".uplot")
