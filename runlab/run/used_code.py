@@ -202,6 +202,8 @@ def _digest(file: Path) -> str:
     digest, read = xxhash.xxh3_128(), 0
     folder = file.parent
     for each in _package_files(folder) if _is_package(file) else [file]:
+        if not each.is_file():  # reading a pipe would never end
+            continue
         with suppress(OSError), each.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             digest.update(f"{each.relative_to(folder).as_posix()}\0{size}\0".encode(errors="replace"))

@@ -154,6 +154,8 @@ def _digest(file: Path, path: str, reason: str) -> str | None:
         return None
     if file.is_symlink():
         return xxhash.xxh3_128_hexdigest(masked(str(file.readlink())).encode(errors="replace"))
+    if not file.is_file():  # reading a pipe would never end
+        return None
     with suppress(OSError), file.open("rb") as opened:
         size = file.stat().st_size
         if size > MAX_FILE_BYTES:

@@ -285,6 +285,16 @@ def test_a_file_that_git_cannot_take_in_costs_that_file_and_no_other(
     assert changes.files_between(repo, record, record_run(repo, "other")) == ["new.bin"]
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(repo: Path) -> None:
+    (repo / "train.py").unlink()
+    os.mkfifo(repo / "train.py")
+    os.mkfifo(repo / "new")
+    ((path, reason),) = [(each["path"], each["reason"]) for each in record_run(repo).skipped]
+    assert path == "train.py"
+    assert reason.startswith("git cannot take it in")
+
+
 def test_a_dirty_submodule_is_named(repo: Path, tmp_path: Path) -> None:
     library = make_repo(tmp_path / "library")
     git(repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
