@@ -24,6 +24,7 @@ _FILES = re.compile(r"(step_\d{1,18})\.json \1\.pt")
 _OF_TRAINING = ("streams", "envs", "obs")  # parts of a state that acting does not need
 # The zeros of a policy file are packed well: those of SAC are an eleventh of their checkpoints.
 _MOST_RATIO, _FEW_BYTES = 100, 16_000_000
+_PACKED = (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED)
 _TRIES = 8  # with one, a policy of Catch was lost
 
 
@@ -64,6 +65,8 @@ def _unpack(file: Path, folder: Path) -> None:
         parts = archive.infolist()
         if not _FILES.fullmatch(" ".join(sorted(part.filename for part in parts))):
             raise ValueError("expected the two files of one checkpoint, step_N.json and step_N.pt")
+        if any(part.compress_type not in _PACKED for part in parts):  # others fail in ways of their own
+            raise ValueError("it is packed in another way than policy files are")
         most = max(_FEW_BYTES, _MOST_RATIO * file.stat().st_size)
         if sum(part.file_size for part in parts) > most:
             raise ValueError(f"it unpacks to more than {most:,} bytes")

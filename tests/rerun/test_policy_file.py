@@ -44,7 +44,7 @@ class Policy:
     def config(self) -> dict[str, Any]:
         return self.manifest["config"]  # type: ignore[no-any-return]
 
-    def write(self, file: Path) -> Path:
+    def write(self, file: Path, kind: int = zipfile.ZIP_DEFLATED) -> Path:
         """Write the file with the right digests."""
         if self.packed is None:
             held = io.BytesIO()
@@ -54,7 +54,7 @@ class Policy:
             self.manifest["state"] = xxhash.xxh3_128_hexdigest(self.packed)
         text = json.dumps(self.manifest) if self.text is None else self.text
         sealed = f"{xxhash.xxh3_128_hexdigest(text.encode())}\n{text}".encode()
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(file, "w", kind) as archive:
             archive.writestr(f"{self.name}.pt", self.packed)
             archive.writestr(f"{self.name}.json", sealed)
         return file
@@ -410,7 +410,15 @@ def test_an_archive_of_other_files_or_of_zeros_is_not_unpacked(
         archive.writestr("step_5.pt", bytes(20_000_000))
     assert bomb.stat().st_size < 100_000
     assert "unpacks to more than" in refused(bomb)
-    for content in (b"", b"PK", file.read_bytes()[:-30], file.read_bytes()[30:], bytes(1000)):
+    packed = policy.write(tmp_path / "packed.zip", zipfile.ZIP_LZMA).read_bytes()
+    for content in (
+        packed[:60] + bytes(90) + packed[150:],
+        b"",
+        b"PK",
+        file.read_bytes()[:-30],
+        file.read_bytes()[30:],
+        bytes(1000),
+    ):
         bomb.write_bytes(content)
         refused(bomb)
     bomb.unlink()
