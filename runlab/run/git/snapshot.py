@@ -178,6 +178,11 @@ def read_run_files(project: Path, commit: str, folder: Path) -> dict[str, Path]:
         reserved = next((each for each in folders if git.find(f"{commit}:{each}{CONFIG}")), RESERVED)
         for name in (CONFIG, *ENDED):
             if blob := git.find(f"{commit}:{reserved}{name}"):
+                size = int(git.line("cat-file", "-s", blob))  # of a stranger's, kilobytes unpack to gigabytes
+                if size > MAX_ENDED_BYTES:
+                    raise GitError(
+                        f"{commit}: {name} has {size:,} bytes, and at most {MAX_ENDED_BYTES:,} are read"
+                    )
                 files[name] = folder / name
                 files[name].write_bytes(git("cat-file", "blob", blob))
     return files

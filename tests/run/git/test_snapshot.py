@@ -458,6 +458,17 @@ def test_a_run_and_its_outcome_are_one_ref_that_is_its_code(
     assert ended_files(tmp_path) == ({paths.TRACE: tmp_path / "trace.jsonl"}, too_large)
 
 
+def test_a_ref_of_gigabytes_is_not_unpacked(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = record_run(repo)
+    assert commit_outcome(repo, record, " " * 5000, {}) is None
+    assert [*snapshot.read_run_files(repo, REF, tmp_path)] == [paths.CONFIG, snapshot.OUTCOME]
+    monkeypatch.setattr(snapshot, "MAX_ENDED_BYTES", 4999)
+    with pytest.raises(ConfigError, match=r"outcome\.json has 5,000 bytes, and at most 4,999 are read"):
+        snapshot.read_run_files(repo, REF, tmp_path)
+
+
 def test_another_code_or_configuration_is_a_commit_on_top(repo: Path) -> None:
     first = record_run(repo)
     end(repo, first)
