@@ -3,8 +3,8 @@
 A configuration names code: an environment's package and wrappers are imported, and called with the arguments
 beside them. What a user types may name anything. What came with a file may name environments that Gymnasium,
 an installed package or a committed file of this repository registers, and wrappers of Gymnasium. It may name
-anything that a run of this clone was made with. Everything else needs `trust=true`, also a file that an
-environment is to read, such as a model of MuJoCo, unless it is committed.
+anything that a run of this clone was made with. Everything else needs `trust=true`. So do, in arguments of
+an environment, a number above 100,000 and a file that is not committed, such as a model of MuJoCo.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_config(
         raise ConfigError(
             f"{run_dir.name}: is not known as a run of this clone, and names {few(names)}\n"
             "without trust=true, which trusts its author, it may have wrappers of Gymnasium and environments "
-            "of installed packages or files committed here"
+            f"of installed packages or files committed here, with numbers up to {_LARGEST:,}"
         )
 
 
@@ -87,7 +87,7 @@ def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> I
     if name in _NOT_HARMLESS or (module and not _belongs_here(module, project)):
         yield f"env.id={env['id']}"
     for key, value in (env.get("kwargs") or {}).items():
-        if not all(_is_committed(Path(text), project) for text in _texts(value) if _names_file(text)):
+        if not all(_is_harmless(part, project) for part in _parts(value)):
             yield f"env.kwargs.{key}={value}"[:200]
     size = 1.0  # of all wrappers together
     for key in ("wrappers", "training_wrappers"):
@@ -101,13 +101,20 @@ def _foreign_names(config: Mapping[str, Any], resumed: bool, project: Path) -> I
         yield from (f"logger.sinks.{name}" for name in _sinks(config))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """The texts in an argument of an environment."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
+def _parts(value: Any) -> Iterator[Any]:
+    """The texts and numbers in an argument of an environment."""
+    if isinstance(value, Mapping | list):
         for part in [*value, *value.values()] if isinstance(value, Mapping) else value:
-            yield from _texts(part)
+            yield from _parts(part)
+    else:
+        yield value
+
+
+def _is_harmless(part: Any, project: Path) -> bool:
+    """True unless it names a file that is not committed, or is a number such as 2e9 frames for each step."""
+    if isinstance(part, str):
+        return not _names_file(part) or _is_committed(Path(part), project)
+    return not isinstance(part, int | float) or abs(part) <= _LARGEST or math.isinf(part)
 
 
 def _names_file(text: str) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Configure, git, small, write_run
@@ -90,6 +93,17 @@ def test_a_model_that_came_along_needs_trust(
     git(own.project, "add", "-A")
     git(own.project, "commit", "-q", "-m", "model")
     trust.check_config(config, tmp_path / "received")
+
+
+@pytest.mark.parametrize("value", [2_000_000_000, [[1, 1e6]], {"speed": -100_001}])
+def test_a_number_of_any_size_needs_trust(value: Any, own: Own, tmp_path: Path) -> None:
+    """So many frames in a step of MuJoCo's would last for days, and no signal ends it."""
+    for argument, refused in ((value, True), ([100_000, math.inf, 5e-324, True, None], False)):
+        env = replace(own.config.env, training_wrappers={}, kwargs={"frame_skip": argument})
+        config = to_dict(replace(own.config, env=env))
+        expected = pytest.raises(ConfigError, match=r"names env\.kwargs\.frame_skip=.*\n.*up to 100,000")
+        with expected if refused else contextlib.nullcontext():
+            trust.check_config(config, tmp_path / "received")
 
 
 @pytest.mark.parametrize("run_id", ["../../x", "-d", "", ".", "a b", "a\n"])
