@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, Programs, build, run_train, small
+from conftest import Configure, Programs, build, small
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -255,15 +254,3 @@ def test_compiled_updates_of_images_are_near_the_plain_ones(configure: Configure
         ppo.close()
     plain, compiled = found
     assert float((plain - compiled).abs().max()) < 1e-2 * float(plain.abs().max())
-
-
-@pytest.mark.long
-def test_two_processes_learn_the_same_from_pixels(fork: Path, tmp_path: Path) -> None:
-    """Another seed does not."""
-    words = [*small("ppo", *FEW, env="Catch"), "total_env_steps=64", "logger=none", "eval_every=0"]
-    traces = []
-    for name, seed in ("a", 1), ("b", 1), ("c", 2):
-        run_train(fork, tmp_path, *words, f"seed={seed}", f"run_dir={name}", "video_every=0", status=0)
-        lines = (tmp_path / name / paths.TRACE).read_text().splitlines()[1:]
-        traces.append([json.loads(line) for line in lines])
-    assert traces[0] == traces[1] != traces[2]
