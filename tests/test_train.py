@@ -57,7 +57,7 @@ from runlab.run.job import JOB_VARIABLE
 from runlab.run.manifest import list_checkpoints
 from runlab.run.read import raw_config
 from runlab.run.record import RunRecord
-from runlab.run.trace import check_state, digest, entries
+from runlab.run.trace import digest, entries
 from runlab.signals import Stop
 from runlab.trial import WrongProgramError, try_programs
 
@@ -302,27 +302,6 @@ def test_an_algorithm_that_makes_no_step_is_stopped(
     with pytest.raises(RunError, match=r"train_iteration\(\) made no step: env_steps is 0 still"):
         run(job_in(tmp_path / "run", configure, "eval_every=0"))
     assert record(tmp_path / "run")["status"] == "failed"
-
-
-class Forgetful(PPO):
-    """Has a state that no checkpoint could hold."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.state = self.state._replace(return_norm=np.zeros(3))  # type: ignore[arg-type]
-
-
-def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_run(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = replace(ALGORITHMS["ppo"], implementation=f"{__name__}:Forgetful")
-    monkeypatch.setitem(ALGORITHMS, "ppo", entry)
-    algorithm, _ = build(configure(*SHORT["ppo"]))
-    with pytest.raises(
-        ConfigError, match=r"state/return_norm in the algorithm.s state_dict\(\) is a numpy\.ndarray"
-    ):
-        check_state(algorithm)
-    algorithm.close()
 
 
 def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it_is_long(

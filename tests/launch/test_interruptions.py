@@ -30,7 +30,7 @@ from conftest import (
     until,
 )
 
-from rltemplate.learning.config import OffPolicyConfig
+from rltemplate.algos.ppo_config import PPOConfig
 from runlab import machine
 from runlab.analysis.traces import ITERATION, open_trace
 from runlab.config.project import ALGORITHMS
@@ -47,10 +47,11 @@ from runlab.run.manifest import list_checkpoints
 from runlab.run.record import RunRecord
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
-# Environment steps: long enough for signals to reach it, and few where each has an update.
+# Environment steps: long enough for signals to reach it. The relatives of PPO are resumed in test_resume.py.
 TOTAL = {
-    name: 4800 if name == "ppo" else 960 if issubclass(entry.config, OffPolicyConfig) else 1920
+    name: 4800 if name == "ppo" else 960
     for name, entry in ALGORITHMS.items()
+    if PPOConfig not in entry.config.mro()[1:]
 }
 LAYERS = "algo.hidden_sizes=[32,32]"
 WORK = {algo: small(algo, f"total_env_steps={total}", LAYERS, *OBSERVED) for algo, total in TOTAL.items()}
@@ -130,7 +131,7 @@ def test_a_killed_run_goes_on_elsewhere_and_becomes_the_run_that_never_was(
     assert part["changed"]["cpu"][0] == "an abacus"
     outcome = json.loads(git(fork, "show", f"{after['git']['ref']}:.runlab/run/outcome.json"))
     assert (outcome["status"], outcome["trace"]) == ("finished", after["trace"])
-    assert "has finished already" in start("resume", f"run={run_dir}", status=0).said
+    assert damaged or "has finished already" in start("resume", f"run={run_dir}", status=0).said
 
 
 @pytest.mark.long
