@@ -154,23 +154,21 @@ def test_an_algorithm_that_cannot_draw_is_refused_before_the_run(
 def test_films_and_policy_files_act_as_the_evaluations_of_their_run(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A policy file keeps the deviation of drawn actions, and with the mode alone it has none."""
-    words = ["total_env_steps=128", "eval_every=0", "env.max_episode_steps=40"]
+    """With drawn actions, whose deviation a policy file keeps; test_film.py has the most probable ones."""
+    words = ["total_env_steps=128", "eval_every=0", "env.max_episode_steps=40", "eval_policy=sample"]
     config = small("ppo", *words, env="Pendulum")[1:]  # without algo=, which `train` adds
-    for policy in ("sample", "mode"):
-        run_dir = train(configure, tmp_path / policy, *config, f"eval_policy={policy}")
-        file = tmp_path / f"{policy}.zip"
-        export_policy(run_dir, file)
-        assert main(["evaluate", f"run={run_dir}", "episodes=2", "json=true"]) == 0
-        assert main(["evaluate", f"policy={file}", "episodes=2", "json=true"]) == 0
-        assert main(["film", f"run={run_dir}", "episodes=2", f"out={tmp_path / 'film.mp4'}", "size=64"]) == 0
-        out, err = capsys.readouterr()
-        of_run, of_file = (json.loads(line)["returns"] for line in out.splitlines()[:2])
-        filmed = [float(each) for each in re.findall(r"return (\S+)", err)]
-        assert of_run == of_file
-        assert filmed == [round(each, 1) for each in of_run]
-        assert main(["evaluate", f"policy={file}", "eval_policy=sample"]) == 2
-        assert "eval_policy=sample: a policy file acts as its run; give run=RUN" in capsys.readouterr().err
+    run_dir, file = train(configure, tmp_path / "run", *config), tmp_path / "policy.zip"
+    export_policy(run_dir, file)
+    assert main(["evaluate", f"run={run_dir}", "episodes=2", "json=true"]) == 0
+    assert main(["evaluate", f"policy={file}", "episodes=2", "json=true"]) == 0
+    assert main(["film", f"run={run_dir}", "episodes=2", f"out={tmp_path / 'film.mp4'}", "size=64"]) == 0
+    out, err = capsys.readouterr()
+    of_run, of_file = (json.loads(line)["returns"] for line in out.splitlines()[:2])
+    filmed = [float(each) for each in re.findall(r"return (\S+)", err)]
+    assert of_run == of_file
+    assert filmed == [round(each, 1) for each in of_run]
+    assert main(["evaluate", f"policy={file}", "eval_policy=sample"]) == 2
+    assert "eval_policy=sample: a policy file acts as its run; give run=RUN" in capsys.readouterr().err
 
 
 # The best checkpoint.

@@ -327,23 +327,6 @@ def test_evaluations_are_checked_and_end_with_the_limit_of_the_environment_if_it
         lengths(-1, broken_at=3)
 
 
-def test_a_signal_during_an_evaluation_keeps_the_weights(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The evaluation is cut short, and what was learned until then is saved."""
-    run_dir = tmp_path / "run"
-
-    def interrupted(*arguments: Any, **more: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*arguments, **more)
-
-    monkeypatch.setattr("runlab.run.observers.evaluate", interrupted)
-    assert run(job_in(run_dir, configure, "eval_every=64", "checkpoint_every=100000")) == 128 + signal.SIGTERM
-    ended = record(run_dir)
-    assert (ended["status"], ended["outcome_not_recorded"]) == ("interrupted", "no snapshot in this test")
-    assert newest_state(run_dir)["env_steps"] == 64
-
-
 def test_the_last_row_outlives_an_interruption_and_a_longer_run(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +340,8 @@ def test_the_last_row_outlives_an_interruption_and_a_longer_run(
     with monkeypatch.context() as patch:
         patch.setattr("runlab.run.observers.evaluate", interrupted)
         assert run(job_in(tmp_path, configure, *words)) == 128 + signal.SIGTERM
+    ended = record(tmp_path)
+    assert (ended["status"], ended["outcome_not_recorded"]) == ("interrupted", "no snapshot in this test")
     assert run(job_in(tmp_path, configure, *words, resume=True)) == 0
     assert run(job_in(tmp_path, configure, *words, "total_env_steps=320", resume=True)) == 0
     assert [row["env_steps"] for row in rows(tmp_path) if "eval/return" in row] == [256, 320]
