@@ -37,7 +37,7 @@ _WIDEST = 1e300  # end of a range; Optuna draws from no wider one
 # The state of the first is in the study, perhaps somebody else's. The second stops the loop of Optuna's own.
 _REFUSED = {
     "CmaEsSampler": "runs code that a study holds",
-    "BruteForceSampler": "make train with several values of each key tries all combinations",
+    "BruteForceSampler": "a sweep over several values of each key tries all combinations",
 }
 RUN_OF_SEED = "run-seed"  # begins the attribute of a trial that names the run with a seed
 BEAT_EVERY_S, SILENT_S = 10, 60  # signs of life of a trial in a database, and the longest time without

@@ -423,7 +423,7 @@ def test_samplers_and_pruners_are_chosen_by_name(quick: Trials, tmp_path: Path) 
         (["sampler.seed=[1"], "sampler=TPESampler: while parsing"),
         (
             ["sampler=BruteForceSampler"],
-            "sampler=BruteForceSampler: make train with several values of each key ",
+            "sampler=BruteForceSampler: a sweep over several values of each key ",
         ),
         (["sampler=CmaEsSampler"], "sampler=CmaEsSampler: runs code that a study holds; "),
         (["pruner=PercentilePruner", "pruner.percentile=200"], "pruner=PercentilePruner: Percentile must be"),
