@@ -462,3 +462,14 @@ def programs() -> Programs:
     torch.compiler.reset()
     counters.clear()
     return lambda: counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's tracer, which decides about programs, without the slow rest of the compiler."""
+    import torch
+
+    compile_: Any = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, fullgraph=False, **_: compile_(function, backend="eager")
+    )

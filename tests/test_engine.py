@@ -238,15 +238,6 @@ def test_onednn_multiplies_views_of_any_stride() -> None:
             torch.testing.assert_close(by_onednn, torch.addmm(bias, a, b), atol=1e-4, rtol=1e-4)
 
 
-@pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's tracer, which decides about programs, without the slow rest of the compiler."""
-    compile_ = cast(Any, torch.compile)
-    monkeypatch.setattr(
-        torch, "compile", lambda function, fullgraph=False, **_: compile_(function, backend="eager")
-    )
-
-
 def state_of(algorithm: Algorithm) -> Any:
     """Digests of all that an algorithm and the global generators hold."""
     return {

@@ -110,7 +110,7 @@ def test_a_checkpoint_from_before_averages_goes_on_without_one_and_is_refused_wi
     without.close()
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("traced_only")
 def test_programs_are_made_once(configure: Configure, programs: Programs) -> None:
     words = ["compile=true", "algo.hidden_sizes=[8]", "algo.batch_size=16", "algo.policy_delay=2"]
     words += ["algo.learning_starts=20", "algo.steps_per_iteration=12"]

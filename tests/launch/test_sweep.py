@@ -194,13 +194,9 @@ def test_a_third_signal_ends_everything_at_once(start: Start, tmp_path: Path) ->
     assert statuses(tmp_path) == ["interrupted"]
 
 
-@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.long)])
 @pytest.mark.parametrize("lost", ["supervisor", "launcher"])
-def test_a_killed_process_of_a_sweep_leaves_no_run_behind(
-    start: Start, tmp_path: Path, launcher: str, lost: str
-) -> None:
-    running = 1 if launcher == "basic" else 2  # joblib is what a user gets
-    words = ["seed=90,91,92", "hydra/launcher=basic" if running == 1 else "hydra.launcher.n_jobs=2"]
+def test_a_killed_process_of_a_sweep_leaves_no_run_behind(start: Start, tmp_path: Path, lost: str) -> None:
+    words, running = ["seed=90,91,92", "hydra.launcher.n_jobs=2"], 2
     order(tmp_path, dict.fromkeys(range(90, 93), "wait"))
     started = start("train", *words)
     started.until(lambda: bool(waiting(tmp_path, running)))
@@ -217,7 +213,7 @@ def test_a_killed_process_of_a_sweep_leaves_no_run_behind(
     assert "the process that waited for its run is gone" in started.said
     order(tmp_path)
     start("train", *words, "sweep=resume", status=0)
-    assert resumes(tmp_path) == [[False, True]] * running + [[False]] * (3 - running)
+    assert resumes(tmp_path) == [[False, True]] * running + [[False]]
 
 
 @pytest.mark.long
