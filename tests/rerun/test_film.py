@@ -11,13 +11,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import RecordedRun, read_video, write_video
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from runlab.__main__ import main
 from runlab.envs import make
 from runlab.rerun.policy_file import export_policy
 from runlab.run import paths
-from runlab.run.video.film import Clip, join
+from runlab.run.video.film import Clip, animate, join
 
 
 @pytest.mark.long
@@ -84,6 +84,15 @@ def test_a_caption_is_seen_to_its_end(tmp_path: Path, width: int) -> None:
         join([clip], (1, 1), tmp_path / "film.mp4")
         bars.append(read_video(tmp_path / "film.mp4")[0][-12:].astype(int))
     assert np.abs(bars[0] - bars[1]).max() > 100
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_an_animation_is_as_long_as_its_film(tmp_path: Path, kind: str) -> None:
+    write_video(tmp_path / "film.mp4", frames=60)  # two seconds; a picture of the animation has 1/15
+    animate(tmp_path / "film.mp4", path := tmp_path / f"film.{kind}", 48)
+    with Image.open(path) as animation:
+        pictures = ImageSequence.Iterator(animation)
+        assert sum(each.info["duration"] for each in pictures if each.load()) == 2000
 
 
 class Opened:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from itertools import chain, islice, repeat, zip_longest
+from itertools import chain, islice, pairwise, repeat, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,4 +93,6 @@ def animate(film: Path, path: Path, width: int, seconds: float = 3600.0) -> None
             image = image.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         images.append(image)
     options: dict[str, Any] = {"save_all": True, "append_images": images[1:], "loop": 0, "quality": 60}
-    images[0].save(path, duration=round(1000 * every / fps), **options)
+    # Whole hundredths of a second, of which a GIF takes no part; their errors do not add up.
+    shown = [10 * round(100 * every * number / fps) for number in range(len(images) + 1)]
+    images[0].save(path, duration=[end - start for start, end in pairwise(shown)], **options)
