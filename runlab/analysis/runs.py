@@ -23,13 +23,15 @@ from runlab.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
 from runlab.config.texts import nearest
 from runlab.errors import ConfigError
 from runlab.run import names, paths
+from runlab.run.files import in_use
 from runlab.run.read import leaves, parse_row, raw_config, read_metrics
-from runlab.run.record import RunRecord
+from runlab.run.record import RUNNING, RunRecord
 
 NOTHING = "-"  # in a table, for a missing value
 # The usual columns of a table; `dirty` is a star behind the commit.
 SHOWN = ("id", "algo", "env", "seed", "level", "status", "steps", "return", "started", "commit")
 PLANNED = "planned"  # the status of a run that has not begun
+KILLED = "killed"  # the status of a run whose process is gone without a word
 _TAIL_BYTES = 16_384  # more than the last row of `metrics.jsonl`
 
 
@@ -75,7 +77,7 @@ class Run:
             "env": self.env,
             "seed": config["seed"],
             "level": config["determinism"]["level"],
-            "status": _status(record),
+            "status": _status(self.dir, record),
             "steps": self.last_row.get("env_steps") if record.env_steps is None else record.env_steps,
             "return": final.get("eval/return", final.get("episode/return")),
             "started": record.started_at,
@@ -138,12 +140,16 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _status(record: RunRecord) -> str:
-    """The recorded status; `killed` if a run of this machine is `running` and its process is gone."""
+def _status(run_dir: Path, record: RunRecord) -> str:
+    """The recorded status; `killed` if a run of this machine is `running` and its process is gone.
+
+    After a restart, another process may have its number, as in a container, but not its lock.
+    """
     process = record.resumed[-1] if record.resumed else record
-    local = process.hostname == platform.node() and process.pid is not None
-    gone = local and record.status == "running" and not Path(f"/proc/{process.pid}").exists()
-    return "killed" if gone and Path("/proc/self").exists() else record.status
+    if record.status != RUNNING or process.hostname != platform.node() or process.pid is None:
+        return record.status
+    gone = Path("/proc/self").exists() and not Path(f"/proc/{process.pid}").exists()
+    return KILLED if gone or not in_use(run_dir) else record.status
 
 
 def text_of(value: Any) -> str:

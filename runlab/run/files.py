@@ -48,6 +48,24 @@ def lock(folder: Path, name: str = LOCK) -> Callable[[], None]:
     return partial(os.close, fd)
 
 
+def in_use(folder: Path) -> bool:
+    """True while another process has locked a folder, and where that cannot be found out.
+
+    Not for a process that has locked the folder itself: POSIX would release its lock.
+    """
+    try:
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK)
+    except OSError:
+        return True
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 class LineFile:
     """Appends lines to a file. A written line survives the end of the process.
 

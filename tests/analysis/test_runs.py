@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import platform
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from conftest import write_run
 from runlab.__main__ import main
 from runlab.analysis.runs import SHOWN, load_run
 from runlab.run import paths
+from runlab.run.files import lock
 
 
 def write(root: Path, number: int, score: float | None = 1.0, note: str | None = None, **more: Any) -> Path:
@@ -99,6 +101,14 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
     part["pid"] = 2**30
     resumed = write_run(tmp_path, 10, status="running", pid=os.getpid(), hostname=this_host, resumed=[part])
     assert load_run(resumed).value("status") == "killed"
+
+
+def test_a_run_whose_process_number_has_another_process_was_killed(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, status="running", pid=os.getpid(), hostname=platform.node())
+    with multiprocessing.Pool(1) as alive:
+        alive.apply(lock, [run_dir])
+        assert load_run(run_dir).value("status") == "running"
+    assert load_run(run_dir).value("status") == "killed"
 
 
 def test_the_table_is_aligned_and_whole(runs_dir: Path, tmp_path: Path, call: Call) -> None:
