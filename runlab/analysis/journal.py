@@ -21,10 +21,11 @@ from urllib.parse import quote
 from runlab.analysis.differences import diff_runs, verdict
 from runlab.analysis.experiments import find_experiments
 from runlab.analysis.published import show
-from runlab.analysis.runs import Run, load_run, load_runs
+from runlab.analysis.runs import KILLED, Run, load_run, load_runs
 from runlab.config.terminal import escaped
 from runlab.errors import ConfigError, in_a_line
 from runlab.run import paths
+from runlab.run.files import in_use
 from runlab.run.read import find_run
 from runlab.run.record import RUNNING, SweepRecord
 
@@ -72,6 +73,8 @@ class Journal:
                     sweep = SweepRecord.read(folder)
                 if sweep is not None:
                     sweeps.add(folder)
+                    if sweep.status == RUNNING and not in_use(folder):
+                        _end_as_killed(sweep)
                     mark = self._mark(folder.name, folder, len(sweep.commands) - 1)
                     if sweep.status != RUNNING and mark not in text:
                         yield self._about_sweep(folder, sweep, mark)
@@ -140,6 +143,13 @@ class Journal:
         """A relative link, which works as long as journal and runs are moved together."""
         target = os.path.relpath(path.absolute(), self.file.absolute().parent)
         return f"[{_plain(text)}]({quote(os.fsencode(target))})"
+
+
+def _end_as_killed(sweep: SweepRecord) -> None:
+    """Give a sweep whose process is gone, and the jobs that ran in it, the status that runs have then."""
+    sweep.status = KILLED
+    for job in sweep.jobs:
+        job.status = KILLED if job.status == RUNNING else job.status
 
 
 def _append(file: FileIO, data: bytes, size: int) -> None:

@@ -20,6 +20,7 @@ from runlab.__main__ import main
 from runlab.analysis.runs import load_run
 from runlab.errors import ConfigError
 from runlab.run import paths
+from runlab.run.files import lock
 from runlab.run.record import SweepRecord
 
 SHORT = ["env=CartPole", "total_env_steps=1024", "video_every=0", "eval_every=1024"]
@@ -216,6 +217,31 @@ def test_a_sweep_that_no_folder_can_have_leaves_a_run_its_own_entry(tmp_path: Pa
         "seed 1 · finished",
         "2 finished; ppo on Thing",
     ]
+
+
+def test_a_sweep_whose_process_was_killed_has_an_entry(tmp_path: Path) -> None:
+    folder = tmp_path / paths.SWEEPS / "a"
+    folder.mkdir(parents=True)
+    index = {
+        "id": "a",
+        "words": ["seed=1,2"],
+        "num_jobs": 2,
+        "commands": [[]],
+        "start_time": "x",
+        "versions": {},
+    }
+    (folder / paths.SWEEP_INDEX).write_text(json.dumps(index | {"snapshot": {}}))
+    for number, status in enumerate(("finished", "running"), start=1):
+        run_dir = write_run(tmp_path, number, status=status, sweep={"id": "a", "dir": "x", "job": number})
+        job = {"job": number, "overrides": [], "status": status, "run_dir": str(run_dir)}
+        (folder / f"job_{number}.json").write_text(json.dumps(job))
+    with multiprocessing.Pool(1) as alive:
+        alive.apply(lock, [folder])
+        assert "sweep" not in (text := journal_of(tmp_path)), text
+    for _ in range(2):
+        text = journal_of(tmp_path)
+        assert text.count("sweep seed=1,2 · killed") == 1, text
+        assert "**Result** 1 finished, 1 killed; ppo on Thing: return 1 of 1 seed\n" in text
 
 
 @pytest.mark.parametrize("baseline", ["~a\0b", "x" * 300, 5, ["x"]])
