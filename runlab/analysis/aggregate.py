@@ -81,6 +81,8 @@ def _normalised(experiment: Experiment) -> list[float]:
     if standing is None or standing.random is None or not standing.published:
         return []
     par = float(np.median(standing.published))
+    if par <= standing.random:  # as in MountainCar with too few steps: nothing to normalise by
+        return []
     return [(value - standing.random) / (par - standing.random) for value in experiment.returns]
 
 

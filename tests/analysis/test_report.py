@@ -27,11 +27,13 @@ from conftest import ROOT, Started, git, until, write_run, write_video
 from PIL import Image
 
 from runlab.__main__ import main
-from runlab.analysis import aggregate, figures, stats
+from runlab.analysis import aggregate, figures, published, stats
 from runlab.analysis.commands import report as report_module
 from runlab.analysis.commands.report import ReportPage, make_report, write_curves, write_table
+from runlab.analysis.experiments import find_experiments
 from runlab.analysis.figures import Panel
 from runlab.analysis.page_server import PageServer
+from runlab.analysis.runs import load_runs
 from runlab.run import paths
 from runlab.run.git.snapshot import take_snapshot
 
@@ -218,6 +220,21 @@ def test_scores_over_environments_are_normalised_and_compared(tmp_path: Path) ->
     # Certain in CartPole; in Pendulum one run of five is equal.
     assert better.value.value == pytest.approx((1.0 + 0.9) / 2)
     assert 0.8 < better.value.low < 0.95 < better.value.high == 1.0
+
+
+@pytest.mark.parametrize("par", [-200.0, -201.0])
+def test_published_returns_no_better_than_random_normalise_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, par: float
+) -> None:
+    """A fork's table may have MountainCar, where PPO gets the return of the random policy."""
+    rows = list(published.references())
+    rows += [rows[0]._replace(env="MountainCar", env_version="v1", algo="random", return_mean=-200.0)]
+    rows += [rows[-1]._replace(algo="ppo", steps=100_000, return_mean=par)]
+    monkeypatch.setattr(published, "references", lambda: tuple(rows))
+    write_both(tmp_path, dict.fromkeys(("CartPole", "MountainCar", "Pendulum"), [-150.0] * 5), "-a", 0.99)
+    runs, _ = load_runs(sorted(tmp_path.glob("*/*")))
+    (score,) = aggregate.scores(find_experiments(runs))
+    assert score.envs == ["CartPole", "Pendulum"]
 
 
 def test_only_what_is_alike_is_put_together_over_environments(tmp_path: Path) -> None:
