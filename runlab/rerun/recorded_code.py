@@ -79,7 +79,7 @@ class Code:
         enough: Callable[[], bool] = lambda: False,
     ) -> int:
         """Run a module of the package with the job of a run in `run_dir`; its exit status."""
-        if config.get("device") == "auto":  # a record has GPUs if the run has used them
+        if config.get("device") == "auto":  # an earlier version; its record has GPUs if the run used them
             config = {**config, "device": "cuda" if self.record.machine.get("gpus") else "cpu"}
         job = {
             "config": config,

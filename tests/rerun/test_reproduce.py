@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from runlab.run.git.command import repository
 pytestmark = pytest.mark.usefixtures("own_scratch")
 WORDS = [*SHRUNK["ppo"], "total_env_steps=256", "eval_every=128", "eval_episodes=1", "logger=none"]
 WORDS += ["algo.learning_rate_schedule=constant"]  # which does not depend on the total
-WORDS += ["device=auto"]
 ITERATIONS = 8
 NO_METRICS = "no metrics were recorded, so only traces were compared"
 # The run was made with another constant of the algorithm, and a module that the present code has not.
@@ -84,14 +83,19 @@ class Place:
         outcome = self.outcome() | {"id": name}
         for key, value in changed.items():
             outcome[key] = outcome[key] | value if isinstance(value, dict) else value
-        ref = f"{paths.REF_PREFIX}{name}"
-        git(self.clone, "update-ref", ref, outcome["git"]["commit"])
-        record = snapshot.GitRecord(**{**outcome["git"], "ref": ref})
-        record.commit = git(self.clone, "rev-parse", ref).strip()
+        files, record = files or {}, snapshot.GitRecord(**outcome["git"])
+        if paths.CONFIG in files:
+            config = files[paths.CONFIG](self.file(paths.CONFIG))
+            record = snapshot.commit_run(self.clone, record, name, config)
+            outcome["git"] = asdict(record)
+        else:
+            record.ref = f"{paths.REF_PREFIX}{name}"
+            git(self.clone, "update-ref", record.ref, str(record.commit))
+            record.commit = git(self.clone, "rev-parse", record.ref).strip()
         held = {}
         for path in (paths.TRACE, paths.METRICS):
             held[path] = self.runs_dir.parent / f"{name}-{path}"
-            held[path].write_text((files or {}).get(path, str)(self.file(path)))
+            held[path].write_text(files.get(path, str)(self.file(path)))
         assert snapshot.commit_outcome(self.clone, record, json.dumps(outcome), held) is None
         return name
 
@@ -251,8 +255,12 @@ def test_a_run_that_cannot_be_made_again_is_refused_in_a_line(place: Place) -> N
         (resumed_with(code=["a.py"]), "went on after 128 steps with another a.py"),
         ({"files": {paths.TRACE: lambda text: "nonsense\n"}}, "is no trace of this version"),
     ]
-    if not torch.cuda.is_available():  # `auto` was a GPU then
-        cases.append(({"machine": {"gpus": [{"name": "a GPU"}]}}, "torch finds no CUDA device"))
+    if not torch.cuda.is_available():
+        earlier = {paths.CONFIG: lambda text: text.replace("device: cpu", "device: auto")}
+        of_gpu = {paths.CONFIG: lambda text: text.replace("device: cpu", "device: cuda")}
+        says = "torch finds no CUDA device"
+        cases += [({"files": of_gpu}, says)]
+        cases += [({"files": earlier, "machine": {"gpus": [{"name": "a GPU"}]}}, says)]
     for number, (changed, says) in enumerate(cases):
         assert says in place.refused(place.told(f"odd-{number}", **changed))
 
