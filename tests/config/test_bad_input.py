@@ -344,3 +344,8 @@ def test_a_full_disk_is_told_in_a_line_and_any_other_error_of_the_system_is_not(
     done = run(tmp_path, "sh", "-c", f"{shlex.join(program(ROOT, 'help'))} > /dev/full")
     message = "error: a file, or the output, cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, message)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_command_works_though_its_standard_streams_are_closed(tmp_path: Path, closed: str) -> None:
+    run(tmp_path, "sh", "-c", f"{shlex.join(program(ROOT, 'help'))} {closed}", status=0)
