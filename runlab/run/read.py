@@ -127,19 +127,25 @@ def _last_or_best(text: str, run_dirs: list[Path], none: str) -> Path:
 
 
 def find_run_dirs(pattern: str) -> list[Path]:
-    """The run folders that match `runs=pattern` or one of its parts: folders, else ids, each part sorted.
+    """The run folders that match `runs=pattern` or one of its parts (`find_parts`), each once."""
+    return list(dict.fromkeys(run_dir for part in find_parts(pattern) for run_dir in part))
 
-    Raises ConfigError for a part that matches none.
+
+def find_parts(pattern: str) -> list[list[Path]]:
+    """The run folders of each part of `runs=pattern`: folders, else ids, each part sorted.
+
+    A pattern that matches as a whole is one part: a comma may belong to a path. Raises ConfigError for a
+    part that matches none.
     """
-    run_dirs: dict[Path, None] = {}
-    for part in pattern.split(","):
+    parts = list[list[Path]]()
+    for part in [pattern] if _runs_in(pattern) else pattern.split(","):
         matched = _runs_in(part) or _runs_in(f"runs/*/{part}")
         if not matched:
             deeper = next((deep for deep in (f"{part}/*", f"{part}/*/*") if _runs_in(deep)), None)
             hint = f"; did you mean runs='{deeper}'?" if deeper else ""
             raise ConfigError(f"runs={part}: no run folders there{hint}")
-        run_dirs |= dict.fromkeys(matched)
-    return list(run_dirs)
+        parts.append(matched)
+    return parts
 
 
 def _runs_in(pattern: str) -> list[Path]:

@@ -9,7 +9,7 @@ from conftest import write_run
 
 from runlab.errors import ConfigError
 from runlab.run import paths
-from runlab.run.read import find_run, find_run_dirs, read_metrics
+from runlab.run.read import find_parts, find_run, find_run_dirs, read_metrics
 
 
 def test_runs_are_found_by_the_words_of_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +30,9 @@ def test_runs_are_found_by_the_words_of_users(tmp_path: Path, capsys: pytest.Cap
     other = write_run(tmp_path / "[1]", 4)
     assert find_run_dirs(f"{tmp_path}/[[]1]/*/*") == find_run_dirs(f"{tmp_path}/[1]/*/*") == [other]
     assert find_run_dirs(f"{tmp_path}/ppo-Thing/run-[12]") == [tmp_path / "ppo-Thing" / "run-1", best]
+    comma = write_run(tmp_path / "a, b", 5)
+    assert find_run_dirs(f"{tmp_path}/a, b/*/*") == [comma]
+    assert find_parts(f"{last},{last},{best}") == [[last], [last], [best]]
 
 
 def test_metrics_are_read_up_to_a_torn_line_and_damage_is_named(tmp_path: Path) -> None:

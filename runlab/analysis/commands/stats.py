@@ -14,7 +14,7 @@ from runlab.analysis.runs import load_runs
 from runlab.analysis.stats import Interval
 from runlab.config.command_args import argument, one_of
 from runlab.errors import ConfigError
-from runlab.run.read import find_run_dirs
+from runlab.run.read import find_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Print experiments and comparisons."""
-    parts = [find_run_dirs(part) for part in args.runs.split(",")]
+    parts = find_parts(args.runs)
     place = {run_dir: number for number, part in reversed([*enumerate(parts)]) for run_dir in part}
     runs, left = load_runs(dict.fromkeys(run_dir for part in parts for run_dir in part))
     every = find_experiments(runs, args.by)
