@@ -73,6 +73,8 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
         if not plan.resume:
             shutil.rmtree(folder, ignore_errors=True)
         raise RunError(f"{folder} cannot be written: {error.strerror}; nothing was started") from error
+    for note in record.snapshot.notes():  # which its runs write into their logs
+        to_stderr(note)
     # The order of the arguments at the first start numbers the jobs.
     position = {word: i for i, word in enumerate(record.words)}
     argv = sorted(plan.argv, key=lambda word: position.get(word, len(position)))

@@ -196,10 +196,8 @@ class TrainingRun:
         self._observers = observers = RunObservers(
             config, self._path, algorithm, envs, logger, stopping, self._settings
         )
-        if self._git.problem is not None:
-            logger.message(f"code not recorded: {self._git.problem}")
-        if self._git.skipped:
-            logger.message(f"not in the snapshot of the code: {few(self._git.reasons())}")
+        for note in self._git.notes():
+            logger.message(note)
         if self._code.places:
             logger.message(
                 f"code from outside of the repository, of which only a digest is recorded: {self._code}"

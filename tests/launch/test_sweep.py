@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from conftest import Start, alive, copy_project, environment, git, plain, program, until
@@ -386,6 +387,16 @@ def test_a_sweep_that_cannot_be_recorded_leaves_nothing(
     assert git(fork, "for-each-ref", "refs/runs") == before
     assert {path: path.read_text() for path in tmp_path.rglob("*.json")} == files
     assert len(list((tmp_path / "sweeps").iterdir())) == resumes
+
+
+def test_a_sweep_says_that_its_code_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "PROJECT", tmp_path)  # in no repository
+    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError))  # nothing is started
+    with pytest.raises(BlockingIOError):
+        sweep.run_sweep(preflight(["seed=1,2", f"runs_dir={tmp_path}"]), [])
+    assert f"code not recorded: {tmp_path} is in no git repository: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [paths.LOCK, "launcher.log", "job_0.log", "stop-1", "multirun.yaml"])

@@ -90,7 +90,8 @@ class Git:
         except subprocess.TimeoutExpired:
             raise GitError(f"`git {args[0]}` took longer than {_LIMIT_S:.0f} s") from None
         if done.returncode not in (0, fine):
-            raise _explain(args[0], done.stderr.decode(errors="replace"), self.top)
+            name = next(word for word in args if word != "-c" and "=" not in word)
+            raise _explain(name, done.stderr.decode(errors="replace"), self.top)
         return bytes(done.stdout)
 
     def line(self, *args: str, stdin: bytes = b"", fine: int = 0) -> str:
@@ -146,5 +147,6 @@ def _explain(command: str, stderr: str, folder: Path) -> GitError:
     if "not a git repository" in stderr and not (folder / ".git").exists():
         cure = "`git init` and a commit let runs record their code"
         return GitError(f"{folder} is in no git repository: {cure}")
+    # The cause comes first: `fatal: Unable to add (null) to database` says nothing of a disk.
     lines = [line for line in stderr.splitlines() if line.startswith(("fatal:", "error:"))]
-    return GitError(f"`git {command}` failed: {[' '.join(stderr.split()), *lines][-1]}")
+    return GitError(f"`git {command}` failed: {[*lines, ' '.join(stderr.split())][0]}")

@@ -25,6 +25,7 @@ from pathlib import Path
 import xxhash
 
 from runlab.config.secrets import masked
+from runlab.config.texts import few
 from runlab.run.git.command import Git, GitError, as_text, repository
 from runlab.run.git.origin import mark_made_here
 from runlab.run.git.selection import SkippedFile, add_files, written_here
@@ -62,6 +63,11 @@ class GitRecord:
     def reasons(self) -> list[str]:
         """The skipped files, and why each is."""
         return [f"{each['path']} ({each.get('reason', 'unknown')})" for each in self.skipped]
+
+    def notes(self) -> list[str]:
+        """Lines for the user about code that is not recorded."""
+        notes = [] if self.problem is None else [f"code not recorded: {self.problem}"]
+        return notes + [f"not in the snapshot of the code: {few(self.reasons())}"] * bool(self.skipped)
 
     def left_out(self) -> dict[str, tuple[int | None, str | None]]:
         """Bytes and digest of each skipped file, by path; no digest: only its size is known."""

@@ -335,6 +335,13 @@ def test_a_problem_is_one_line_with_a_cure(
     assert "git cannot be started" in no_code(record_run(repo))
 
 
+def test_a_problem_names_the_cause_that_git_gave_first(repo: Path) -> None:
+    for prefix in range(256):  # no object can be added, as on a disk that cannot be written
+        (repo / ".git" / "objects" / f"{prefix:02x}").touch()
+    problem = no_code(record_run(repo))
+    assert problem.startswith("`git hash-object` failed: error: unable to "), problem
+
+
 def test_a_snapshot_ends_no_lock_of_its_process(repo: Path) -> None:
     """As for a run in a folder that git does not ignore: closing a file ends all locks on it."""
     try_it = f"import pathlib, runlab.run.files as f; f.lock(pathlib.Path({str(repo)!r}))"
