@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from runlab.errors import ConfigError, in_a_line
 from runlab.run import paths
 from runlab.run.files import in_use
 from runlab.run.read import find_run
-from runlab.run.record import RUNNING, SweepRecord
+from runlab.run.record import RUNNING, RunRecord, SweepRecord
 
 _HEADER = "# Journal\n\nOne entry per run or sweep. Write wherever you like.\n"
 
@@ -127,13 +128,13 @@ class Journal:
         try:
             if baseline:
                 other = load_run(find_run(escaped(str(baseline)), self.runs_dir, "baseline"))
-            else:  # folders are named by the time of their start
+            else:
                 dirs = {path.parent for path in run.dir.parent.glob(f"*/{paths.RECORD}")} - set(itself)
-                earlier = [path for path in dirs if path.name < run.dir.name]
+                earlier = [path for path in dirs if _began(path) < _began(run.dir)]
                 if not earlier:
                     yield "* **Changed** nothing to compare with: the first of its kind here"
                     return
-                other = load_run(max(earlier))
+                other = load_run(max(earlier, key=_began))
             changes = verdict(diff_runs(other, run))
             yield f"* **Changed** against {self._link(other.id, other.dir)}: {_plain(changes)}"
         except ConfigError as error:
@@ -143,6 +144,14 @@ class Journal:
         """A relative link, which works as long as journal and runs are moved together."""
         target = os.path.relpath(path.absolute(), self.file.absolute().parent)
         return f"[{_plain(text)}]({quote(os.fsencode(target))})"
+
+
+@cache
+def _began(run_dir: Path) -> tuple[str, str]:
+    """Start of the run in a folder, in UTC, and the folder's name, which may be the user's."""
+    with suppress(ConfigError):
+        return RunRecord.read(run_dir).started_at or "", run_dir.name
+    return "", run_dir.name
 
 
 def _end_as_killed(sweep: SweepRecord) -> None:

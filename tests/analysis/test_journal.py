@@ -62,6 +62,16 @@ def test_an_entry_says_why_what_changed_and_what_came_of_it(tmp_path: Path) -> N
     assert all((runs_dir / unquote(link)).exists() for link in links)
 
 
+def test_a_run_is_compared_with_the_one_that_began_before_it_whatever_their_folders_are_called(
+    tmp_path: Path,
+) -> None:
+    """As with `run_dir=` and in the hour in which clocks are set back."""
+    write_run(tmp_path, 1).rename(tmp_path / "ppo-Thing" / "z first")
+    write_run(tmp_path, 2).rename(tmp_path / "ppo-Thing" / "a second")
+    text = journal_of(tmp_path)
+    assert text.index("the first of its kind here") < text.index("**Changed** against [run-1](")
+
+
 def test_entries_are_added_once_and_again_after_a_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
