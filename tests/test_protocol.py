@@ -134,6 +134,27 @@ class Counting(HillClimber):
         super().load_state_dict({**state, "env_steps": state["steps"]})
 
 
+class Averaging(HillClimber):
+    """One whose numbers begin as whole ones, and continue as a fraction and as a tensor."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.rate: Any = 1
+        self.mean: Any = 0
+
+    def train_iteration(self) -> IterationResult:
+        result = super().train_iteration()
+        self.rate, self.mean = 0.9 * self.rate, 0.9 * self.mean + result.metrics["climb/score"]
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"rate": self.rate, "mean": self.mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.rate, self.mean = state["rate"], state["mean"]
+
+
 ALGO = {"name": "climb", "num_steps": 8, "step_size": 1.0}
 VALUES = {"defaults": ["_climb@algo"], "env": {"num_envs": 2}, "algo": ALGO}
 WORDS = ["total_env_steps=320", "checkpoint_every=64", "eval_every=64", "eval_episodes=2", "log_every=64"]
@@ -267,6 +288,18 @@ def test_the_number_of_steps_is_kept_for_an_algorithm_that_has_it_under_another_
     resumed = train(configure, tmp_path / "resumed", "total_env_steps=128")
     train(configure, resumed, resume=True)
     assert compare_runs(straight, resumed).verdict == IDENTICAL
+
+
+def test_a_number_may_become_a_fraction_or_a_tensor(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Averaging)
+    straight, resumed = train(configure, tmp_path / "straight"), tmp_path / "resumed"
+    crash(monkeypatch, configure, resumed)
+    train(configure, resumed, resume=True)
+    assert differences(straight, resumed) == []
+    assert main(["evaluate", f"run={resumed}", "episodes=1"]) == 0
+    assert "1 episodes" in capsys.readouterr().out
 
 
 def test_a_loop_that_ends_by_itself_leaves_a_run_that_resumes(

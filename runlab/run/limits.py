@@ -25,6 +25,7 @@ _MOST_VALUES = 2_000_000
 _FEW_INPUTS = 100_000  # an algorithm without networks may have fewer numbers than these
 DEEPEST = 50  # levels of a state
 _OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need, and that may have grown
+_NUMBERS = (bool, int, float)
 _VIEWS = 8  # several tensors may be views of one storage
 _PICKLE = "data.pkl"
 # What the pickle of a checkpoint names. Torch allows more, such as `bytearray`: its size is only a number.
@@ -162,10 +163,19 @@ def _misfits(fresh: Any, state: Any, num_envs: int, path: str = "state") -> Iter
                 yield from _misfits(value, state[key], num_envs, f"{path}.{key}")
             else:
                 yield f"{path}.{key} is missing"
-    elif fresh is not None and type(fresh) is not type(state):
+    elif fresh is not None and type(fresh) is not type(state) and not _both_numbers(fresh, state, path):
         yield f"{path} is {type(state).__name__}, expected {type(fresh).__name__}"
     elif hasattr(fresh, "numel") and fresh.numel():  # one of no elements may have grown since
         was, now = tuple(state.shape), tuple(fresh.shape)
         rows = tuple(1 if b == 1 and a == num_envs else a for a, b in zip_longest(was, now))
         if (rows, state.dtype, state.layout) != (now, fresh.dtype, fresh.layout):
             yield f"{path} is {state.dtype} {list(was)}, expected {fresh.dtype} {list(now)}"
+
+
+def _both_numbers(fresh: Any, state: Any, path: str) -> bool:
+    """True for another kind of number: an algorithm's own may begin as 0, and continue as 0.5 or a tensor.
+
+    `env_steps`, which every command reads, stays a whole number.
+    """
+    number = type(state) in _NUMBERS or (hasattr(state, "numel") and state.numel() == 1)
+    return number and type(fresh) in _NUMBERS and path != "state.env_steps"
