@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from runlab.config.schema import Config
 from runlab.errors import ConfigError, RunError
 from runlab.interfaces import IterationResult, Probe
 from runlab.launch import worker
+from runlab.rerun.policy_file import export_policy
 from runlab.run import paths
 from runlab.run.trace import check_state
 
@@ -153,6 +155,32 @@ class Averaging(HillClimber):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.rate, self.mean = state["rate"], state["mean"]
+
+
+class Centred(HillClimber):
+    """One whose entry `obs` is the mean of observations, which acting reads."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.mean = np.zeros(len(self.best), np.float32)
+
+    def train_iteration(self) -> IterationResult:
+        result = super().train_iteration()
+        assert self.obs is not None
+        self.mean = self.obs.mean(0)
+        return result
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        return super().act(obs - self.mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        last = {"last": state.pop("obs")} if "obs" in state else {}
+        return state | last | {"obs": torch.from_numpy(self.mean)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({**state, "obs": state.get("last")})
+        self.mean = state["obs"].numpy()
 
 
 ALGO = {"name": "climb", "num_steps": 8, "step_size": 1.0}
@@ -300,6 +328,19 @@ def test_a_number_may_become_a_fraction_or_a_tensor(
     assert differences(straight, resumed) == []
     assert main(["evaluate", f"run={resumed}", "episodes=1"]) == 0
     assert "1 episodes" in capsys.readouterr().out
+
+
+def test_a_policy_file_keeps_what_acting_reads_whatever_its_name(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Centred)
+    run_dir, file = train(configure, tmp_path / "run"), tmp_path / "policy.zip"
+    export_policy(run_dir, file)
+    returns = []
+    for source in f"run={run_dir}", f"policy={file}":
+        assert main(["evaluate", source, "episodes=2", "json=1"]) == 0
+        returns.append(json.loads(capsys.readouterr().out)["returns"])
+    assert returns[0] == returns[1]
 
 
 def test_a_loop_that_ends_by_itself_leaves_a_run_that_resumes(

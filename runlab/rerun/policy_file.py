@@ -21,7 +21,7 @@ from runlab.run.read import LAST, find_run
 
 POLICIES = Path("results") / "policies"
 _FILES = re.compile(r"(step_\d{1,18})\.json \1\.pt")
-_OF_TRAINING = ("streams", "envs", "obs")  # parts of a state that acting does not need
+_OF_TRAINING = ("streams", "envs")  # parts of a state without which an algorithm acts
 # The zeros of a policy file are packed well: those of SAC are an eleventh of their checkpoints.
 _MOST_RATIO, _FEW_BYTES = 100, 16_000_000
 _PACKED = (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED)
