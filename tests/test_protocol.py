@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -341,6 +343,13 @@ def test_a_policy_file_keeps_what_acting_reads_whatever_its_name(
         assert main(["evaluate", source, "episodes=2", "json=1"]) == 0
         returns.append(json.loads(capsys.readouterr().out)["returns"])
     assert returns[0] == returns[1]
+    # One that is not written to its end leaves the earlier one.
+    before = file.read_bytes()
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        export_policy(run_dir, file)
+    assert file.read_bytes() == before
+    assert {*tmp_path.iterdir()} == {file, run_dir}
 
 
 def test_a_loop_that_ends_by_itself_leaves_a_run_that_resumes(

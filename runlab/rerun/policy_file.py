@@ -13,10 +13,12 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from runlab.config.texts import choose, first_line
 from runlab.errors import ConfigError
 from runlab.run import paths
+from runlab.run.files import replace_file
 from runlab.run.read import LAST, find_run
 
 POLICIES = Path("results") / "policies"
@@ -118,8 +120,15 @@ def export_policy(run_dir: Path, file: Path, checkpoint: str = LAST) -> None:
     state = tree_unflatten(leaves, form)
     algorithm.close()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        path = Checkpoints(Path(folder), source.config, keep=1).save(int(state["env_steps"]), state, None)
-        for part in (path, path.with_suffix(".json")):
-            # Without a time stamp, so that equal policies give equal files.
-            archive.writestr(zipfile.ZipInfo(part.name), part.read_bytes(), zipfile.ZIP_DEFLATED)
+
+    def write(target: IO[bytes]) -> None:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
+            path = Checkpoints(Path(folder), source.config, keep=1).save(int(state["env_steps"]), state, None)
+            for part in (path, path.with_suffix(".json")):
+                # Without a time stamp, so that equal policies give equal files.
+                archive.writestr(zipfile.ZipInfo(part.name), part.read_bytes(), zipfile.ZIP_DEFLATED)
+
+    replace_file(file, write)
