@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from runlab.analysis.experiments import Experiment, Points, is_usable, points, thinned
 from runlab.config.terminal import escaped
 from runlab.run import paths
+from runlab.run.files import replace_file
 from runlab.run.record import SearchRecord
 from runlab.run.validation import read_json
 
@@ -205,7 +207,8 @@ def write(charts: Iterable[Chart], folder: Path, kinds: Sequence[str] = ("png", 
     files = []
     for chart, kind in product(charts, kinds):
         files.append(folder / f"{chart.key}.{kind}")
-        _save(chart, files[-1], dpi=300, metadata=dict.fromkeys(facts[kind]))
+        options = {"format": kind, "dpi": 300, "metadata": dict.fromkeys(facts[kind])}
+        replace_file(files[-1], partial(_save, chart, **options))
     return files
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import time
 import urllib.request
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from html import unescape
@@ -436,6 +438,29 @@ def test_a_table_for_latex_has_the_results(tmp_path: Path) -> None:
         rf"Thing & ppo & {escaped} & 1 & 100 & 2 \\",
         r"Thing & ppo & gamma=0.9 & 1 & 200 & 3 (training episodes) \\",
     ]
+
+
+def test_a_full_disk_leaves_the_former_figures_and_tables(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", 1)
+    report, folder = reported(tmp_path / "runs"), tmp_path / "papers"
+    folder.mkdir()
+    writers: list[Callable[[], object]] = [
+        lambda: figures.write(report.charts, folder, ["png"]),
+        lambda: write_curves(report.experiments, folder / "curves.csv"),
+        lambda: write_table(report.experiments, folder / "table.tex"),
+    ]
+    for write in writers:
+        write()
+    former = {path: path.read_bytes() for path in folder.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        for write in writers:
+            with pytest.raises(OSError, match="File too large"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == former
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex")

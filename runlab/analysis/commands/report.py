@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -228,15 +228,16 @@ def _shown(value: Any) -> Any:
 
 def write_curves(experiments: Sequence[Experiment], path: Path) -> Path:
     """Write the returns of all runs that count as CSV; `path`."""
-    with path.open("w", newline="", encoding="utf-8") as table:
-        writer = csv.writer(table, lineterminator="\n")
-        names = ("experiment", "algo", "env", "by", "seed", "run", "commit", "metric")
-        writer.writerow((*names, "env_steps", "return"))
-        for each in experiments:
-            for run in each.counted:
-                facts = (each.number, each.algo, each.env, each.by, run.config["seed"], run.id)
-                row = [_no_formula(fact) for fact in (*facts, cell(run, "commit"), each.score)]
-                writer.writerows((*row, *point) for point in points(run, each.score))
+    table = StringIO(newline="")
+    writer = csv.writer(table, lineterminator="\n")
+    names = ("experiment", "algo", "env", "by", "seed", "run", "commit", "metric")
+    writer.writerow((*names, "env_steps", "return"))
+    for each in experiments:
+        for run in each.counted:
+            facts = (each.number, each.algo, each.env, each.by, run.config["seed"], run.id)
+            row = [_no_formula(fact) for fact in (*facts, cell(run, "commit"), each.score)]
+            writer.writerows((*row, *point) for point in points(run, each.score))
+    replace_text(path, [table.getvalue()])
     return path
 
 
@@ -260,5 +261,5 @@ def write_table(experiments: Sequence[Experiment], path: Path) -> Path:
         numbers = f"{len(each.counted)} & {each.steps:,} & {each.summary.replace('-', '$-$')}{of}"
         names = (escaped(name).translate(_TEX) for name in (each.env, each.algo, each.by or "default"))
         lines.append(rf"{' & '.join(names)} & {numbers} \\")
-    path.write_text("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]), encoding="utf-8")
+    replace_text(path, ["\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])])
     return path
