@@ -7,17 +7,19 @@ Processes that a child leaves behind are ended as one group.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runlab.signals import reported, stop_signals
 
-PARENT_VARIABLE = "RUNLAB_PARENT"  # of a run: the process that waits for it, and the signal at its end
+PARENT_VARIABLE = "RUNLAB_PARENT"  # of a child: the process that waits for it, and the signal at its end
 _PATIENCE_S = 120.0  # for a child that has done enough, to end its iteration
 _POLL_EVERY_S = 0.02
 _ERROR = "error:"  # begins the message of a child that gives up
@@ -93,6 +95,15 @@ class Children:
             code = process.wait()
         self.check()
         return code if code >= 0 else 128 - code
+
+
+def end_with_parent() -> None:
+    """Let Linux send this process, a child, a signal when the one that waits for it is killed."""
+    parent, _, number = os.environ.pop(PARENT_VARIABLE, "").partition(" ")
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG
+        if parent != str(os.getppid()):
+            sys.exit(128 + int(number))
 
 
 def lines_of(log: Path) -> list[str]:

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import os
 import sys
 from dataclasses import replace
 
@@ -22,7 +20,7 @@ from runlab.envs.exits import exits_are_errors
 from runlab.envs.global_rng import seed_global_rng
 from runlab.errors import ConfigError
 from runlab.interfaces import act_of
-from runlab.launch.subprocesses import PARENT_VARIABLE
+from runlab.launch.subprocesses import end_with_parent
 from runlab.run.files import to_stderr
 from runlab.run.job import Job
 from runlab.run.trace import check_state
@@ -75,18 +73,9 @@ def _run(job: Job) -> int:
     return stop.exit_status() if stop.requested() and not observers.complete else 0
 
 
-def _end_with_parent() -> None:
-    """Let Linux send this process a signal when the one that waits for it is killed."""
-    parent, _, number = os.environ.pop(PARENT_VARIABLE, "").partition(" ")
-    if parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG
-        if parent != str(os.getppid()):
-            sys.exit(128 + int(number))
-
-
 def main() -> int:
     """Run the job of this process; the exit status."""
-    _end_with_parent()
+    end_with_parent()
     gc.freeze()  # garbage collections during training then leave out the imported modules
     return exit_status(lambda: run(Job.from_environment()))
 

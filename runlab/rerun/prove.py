@@ -29,7 +29,7 @@ from runlab.config.schema import Config, Level
 from runlab.determinism.levels import PROMISES, ROW_GROUPS
 from runlab.errors import REFUSED, ConfigError
 from runlab.launch.process import worker_command, worker_environment
-from runlab.launch.subprocesses import Children, complaint, last_words
+from runlab.launch.subprocesses import Children, complaint, end_with_parent, last_words
 from runlab.machine import machine_facts, package_versions
 from runlab.rerun.certificate import BROKEN, HOLDS, Certificate, RunResult
 from runlab.rerun.perturbations import INVARIANT, WITHOUT, config_to_prove, inverse_config, perturbed
@@ -247,4 +247,5 @@ def try_checks(file: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(exit_status(lambda: try_checks(*sys.argv[1:])))

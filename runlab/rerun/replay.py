@@ -30,6 +30,7 @@ from runlab.determinism import switches
 from runlab.envs.global_rng import seed_global_rng
 from runlab.errors import ConfigError
 from runlab.interfaces import attach_probe
+from runlab.launch.subprocesses import end_with_parent
 from runlab.rerun.operations import LoggedOperation
 from runlab.run.checkpoint import load_checkpoint
 from runlab.run.continuation import restore
@@ -182,5 +183,6 @@ def replay(job: Job, request: Request) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     wanted = Request(**json.loads(sys.argv[1]))
     sys.exit(exit_status(lambda: replay(Job.from_environment(), wanted)))

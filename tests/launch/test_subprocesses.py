@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import alive, until
+from conftest import ROOT, alive, until
 
 from runlab.launch.subprocesses import PARENT_VARIABLE, Children, Interrupted, complaint, last_words, lines_of
 
@@ -99,14 +99,19 @@ def test_last_words(log: Path) -> None:
     assert (last_words(log, 1), complaint(log)) == ("ValueError: error: it", "")
 
 
-def test_a_run_gets_the_signal_that_it_asked_for_when_its_parent_is_killed() -> None:
-    run = f"from runlab.launch.worker import _end_with_parent\n_end_with_parent()\n{STUBBORN}"
+def test_a_child_gets_the_signal_that_it_asked_for_when_its_parent_is_killed() -> None:
+    child = f"from runlab.launch.subprocesses import end_with_parent\nend_with_parent()\n{STUBBORN}"
     parent = f"import os, subprocess, sys\nos.environ[{PARENT_VARIABLE!r}] = f'{{os.getpid()}} 9'\n"
-    command = [sys.executable, "-c", f"{parent}subprocess.run([sys.executable, '-c', {run!r}])"]
+    command = [sys.executable, "-c", f"{parent}subprocess.run([sys.executable, '-c', {child!r}])"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pid = process.stdout.readline()
         process.kill()
     until(lambda: not alive(pid), 2.0)
+
+
+@pytest.mark.parametrize("module", ["launch.worker", "rerun.prove", "rerun.replay"])
+def test_every_program_that_is_started_as_a_child_ends_with_its_parent(module: str) -> None:
     gone_before = os.environ | {PARENT_VARIABLE: "1 9"}
-    assert subprocess.run([sys.executable, "-c", run], env=gone_before, check=False).returncode == 128 + 9
+    command = [sys.executable, "-m", f"runlab.{module}", "{}"]
+    assert subprocess.run(command, env=gone_before, cwd=ROOT, check=False).returncode == 128 + 9
