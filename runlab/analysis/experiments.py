@@ -108,7 +108,7 @@ class Experiment:
     def result(self) -> str:
         """The summary of the returns, in a line."""
         seeds, what = len(self.counted), "of training episodes " * (self.score != "eval/return")
-        few = f"{what}of {seeds} seed{'s' * (seeds > 1)}"
+        few = f"({what}of {seeds} seed{'s' * (seeds > 1)})"  # or "0.5, 1 of 2 seeds" would be two numbers
         many = f"{what}of {seeds} seeds, IQM with its 95 % interval"
         return f"{self}: return {self.summary} {few if seeds < stats.FEW else many}"
 

@@ -251,7 +251,7 @@ def test_a_sweep_whose_process_was_killed_has_an_entry(tmp_path: Path) -> None:
     for _ in range(2):
         text = journal_of(tmp_path)
         assert text.count("sweep seed=1,2 · killed") == 1, text
-        assert "**Result** 1 finished, 1 killed; ppo on Thing: return 1 of 1 seed\n" in text
+        assert "**Result** 1 finished, 1 killed; ppo on Thing: return 1 (of 1 seed)\n" in text
 
 
 @pytest.mark.parametrize("baseline", ["~a\0b", "x" * 300, 5, ["x"]])
@@ -267,6 +267,6 @@ def test_recorded_runs_and_sweeps_have_an_entry_each(fork: Path, tmp_path: Path)
     text = journal_of(tmp_path / "runs")
     heads = re.findall(r"^## \S+ \S+ · (\S+ \S+ \S+)", text, re.MULTILINE)
     assert [head.partition(" ")[0] for head in heads] == ["ppo", "sweep"]
-    result = r"^\* \*\*Result\*\* 2 finished; ppo.* on CartPole: return .* of 2 seeds"
+    result = r"^\* \*\*Result\*\* 2 finished; ppo.* on CartPole: return .* \(of 2 seeds\)"
     assert re.search(result, text, re.MULTILINE)
     assert journal_of(tmp_path / "runs") == text

@@ -248,7 +248,7 @@ def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
     assert [job.run_id for job in record.jobs][:3] == [job.run_id for job in before.jobs]
     assert len({job.run_id for job in record.jobs}) == 4
     assert resumes(tmp_path) == [[False], [False], [False, True], [False]]
-    assert "ppo on CartPole: return 10, 20 of 2 seeds\n" in out
+    assert "ppo on CartPole: return 10, 20 (of 2 seeds)\n" in out
     assert (folder / "job_3.log").read_text() == "hello from seed 2\n"
 
     start("train", *tried, "seed=2", "eval_episodes=3", "run_dir=here", status=0, **inherited)

@@ -170,8 +170,8 @@ def test_another_console_has_a_line_for_each_change(
 @pytest.mark.parametrize(
     ("count", "returns", "line"),
     [
-        (2, [0.0, 1.0], "ppo on Thing: return 0, 1 of 2 seeds"),  # an interval would be -5.75 to 6.75
-        (4, [0.0, 1.0, 2.0, 0.25], "ppo on Thing: return 0, 1, 2, 0.25 of 4 seeds"),
+        (2, [0.0, 1.0], "ppo on Thing: return 0, 1 (of 2 seeds)"),  # an interval would be -5.75 to 6.75
+        (4, [0.0, 1.0, 2.0, 0.25], "ppo on Thing: return 0, 1, 2, 0.25 (of 4 seeds)"),
         (5, [3.0] * 5, "ppo on Thing: return 3 (3 to 3) of 5 seeds, IQM with its 95 % interval"),
     ],
 )
@@ -196,7 +196,7 @@ def test_the_end_shows_returns_and_an_interval_of_enough_seeds_only(
         show_end(SweepRecord.read(folder), folder)
         out = capsys.readouterr().out.splitlines()
         assert f"#1 seed=1: finished, return {returns[1]:.2f}{of}, run-1" in out
-        assert line.replace(" of ", f"{of} of ") in out
+        assert line.replace("of ", f"{of} of ".lstrip()) in out
 
 
 @pytest.mark.parametrize("table", [False], indirect=True)
