@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pkgutil
 import sys
 
 # Before libraries are loaded, which read it once: otherwise results and times depend on the number of cores.
@@ -33,6 +34,7 @@ from hydra import compose, initialize_config_dir
 
 from rltemplate.algos.ppo_config import PPOConfig
 from rltemplate.algos.ppo_recurrent_config import PPORecurrentConfig
+from rltemplate.learning.algorithm import StatefulAlgorithm
 from rltemplate.learning.config import OffPolicyConfig
 from runlab.config.loading import to_config
 from runlab.config.project import ALGORITHMS, project, project_folder
@@ -63,6 +65,12 @@ SHRUNK = {
     name: ["env.num_envs=2", *" ".join(FEW_STEPS.get(kind, "") for kind in entry.config.mro()).split()]
     for name, entry in ALGORITHMS.items()
 }
+# Algorithms with a class of `learning/`. Another one has no functions of the engine, and a state of its own.
+ON_LEARNING = [
+    name
+    for name, entry in ALGORITHMS.items()
+    if issubclass(pkgutil.resolve_name(entry.implementation), StatefulAlgorithm)
+]
 # An environment for each algorithm, with continuous actions where it takes these.
 TRIED_IN = {name: "CartPole" if entry.needs_discrete else "Pendulum" for name, entry in ALGORITHMS.items()}
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
-from conftest import TRIED_IN, Configure, Programs, small
+from conftest import ON_LEARNING, TRIED_IN, Configure, Programs, small
 from torch import Tensor
 from torch._inductor.exc import CppCompileError
 from torch.profiler import profile
@@ -19,7 +19,6 @@ from rltemplate import train
 from rltemplate.learning.networks import mlp
 from rltemplate.learning.optim import FlatModule, gradient
 from runlab import engine as engines
-from runlab.config.project import ALGORITHMS
 from runlab.determinism import onednn as products
 from runlab.engine import CompilerError, Engine, _one_by_one
 from runlab.envs.global_rng import global_rng_state, seed_global_rng
@@ -249,7 +248,7 @@ def state_of(algorithm: Algorithm) -> Any:
 
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.long
-@pytest.mark.parametrize(("algo", "stepwise"), [*((name, False) for name in ALGORITHMS), ("ppo", True)])
+@pytest.mark.parametrize(("algo", "stepwise"), [*((name, False) for name in ON_LEARNING), ("ppo", True)])
 def test_a_trial_compiles_what_the_run_will_call_and_changes_nothing(
     algo: str, stepwise: bool, configure: Configure, programs: Programs
 ) -> None:
@@ -275,7 +274,7 @@ def test_a_trial_compiles_what_the_run_will_call_and_changes_nothing(
     assert counted[0] - counted[1] == 1  # the one that asks whether anything is compiled
 
 
-@pytest.mark.parametrize("algo", [*ALGORITHMS])
+@pytest.mark.parametrize("algo", ON_LEARNING)
 def test_a_wrong_program_is_named(algo: str, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that was made for other vector instructions, in any result of any function."""
     algorithm: Any = train.build(configure(*small(algo, "compile=true", env=TRIED_IN[algo])))[0]

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, RecordedRun, build, differences, env_config, job_in, rows, small
+from conftest import ON_LEARNING, Configure, RecordedRun, build, differences, env_config, job_in, rows, small
 from gymnasium import spaces
 
 from runlab.__main__ import main
@@ -105,7 +105,7 @@ def test_sampled_evaluations_show_the_training_return_of_a_policy_whose_best_act
         assert (value == 0.0) == (right == "mode")
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ON_LEARNING)
 def test_every_algorithm_draws_a_row_from_its_own_generator(algo: str, configure: Configure) -> None:
     algorithm, envs = build(configure(*small(algo)))
     obs = np.random.default_rng(0).normal(size=(64, envs.codec.obs_size)).astype(np.float32)

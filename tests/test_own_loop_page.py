@@ -88,6 +88,20 @@ def test_a_sweep_is_recorded_and_read(project: Path, seeds: list[Path]) -> None:
 
 
 @pytest.mark.long
+def test_the_tests_of_every_algorithm_pass_with_it(project: Path) -> None:
+    names = [
+        "algos/test_algorithms",
+        "run/test_trace",
+        "determinism/test_checks",
+        "test_engine",
+        "test_evaluation",
+    ]
+    words = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", "solo"]
+    command = [sys.executable, "-m", "pytest", *words, *(f"tests/{name}.py" for name in names)]
+    run(project, *command, PYTHONPATH=str(project), PYTEST_ADDOPTS="", status=0)
+
+
+@pytest.mark.long
 def test_a_killed_run_resumes_exactly(project: Path, seeds: list[Path], tmp_path: Path) -> None:
     killed = killed_and_resumed(project, tmp_path)
     assert differences(seeds[0], killed) == []

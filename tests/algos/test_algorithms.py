@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHRUNK, TRIED_IN, Configure, Programs, build, env_config, small
+from conftest import ON_LEARNING, ROOT, SHRUNK, TRIED_IN, Configure, Programs, build, env_config, small
 from gymnasium import spaces
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -23,6 +23,7 @@ from runlab.config.loading import to_dict, to_yaml
 from runlab.config.project import ALGORITHMS
 from runlab.engine import Engine
 from runlab.envs.codec import FlatCodec
+from runlab.envs.global_rng import seed_global_rng
 from runlab.envs.images import image_shape
 from runlab.envs.make import codec_of
 from runlab.errors import ConfigError
@@ -68,10 +69,10 @@ def test_every_pair_trains_for_one_iteration_or_is_refused(configure: Configure,
     before = flat_tensors(algorithm)
     result = algorithm.train_iteration()
     after = flat_tensors(algorithm)
-    assert "optim/learning_rate" in result.metrics
+    assert algo not in ON_LEARNING or "optim/learning_rate" in result.metrics
     assert all(metric.dim() == 0 and not metric.requires_grad for metric in result.metrics.values())
     assert all(bool(torch.isfinite(metric)) for metric in result.metrics.values())
-    learned = [name for name in before if name.endswith("/params")]
+    learned = [name for name in before if algo not in ON_LEARNING or name.endswith("/params")]
     assert any(not torch.equal(before[name], after[name]) for name in learned)
     algorithm.close()
 
@@ -102,6 +103,7 @@ def test_the_seed_decides_everything_and_acting_changes_nothing(configure: Confi
     runs = []
     for seed, acts in ((3, False), (3, True), (4, False)):
         words = [f"algo={algo}", f"env={TRIED_IN[algo]}", *SHRUNK[algo], f"seed={seed}"]
+        seed_global_rng(seed)  # as a run does: networks of torch draw their weights there
         algorithm, envs = build(configure(*words))
         algorithm.train_iteration()
         if acts:
@@ -115,7 +117,7 @@ def test_the_seed_decides_everything_and_acting_changes_nothing(configure: Confi
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ON_LEARNING)
 def test_compiled_updates_repeat_show_the_same_items_and_are_near_the_plain_ones(
     configure: Configure, tmp_path: Path, algo: str, programs: Programs
 ) -> None:
@@ -144,7 +146,7 @@ def test_compiled_updates_repeat_show_the_same_items_and_are_near_the_plain_ones
     assert apart < 1e-2 * moved
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ON_LEARNING)
 def test_nothing_waits_for_a_value_while_it_learns(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, algo: str
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TRIED_IN, Configure, build, run_train, small
+from conftest import ON_LEARNING, TRIED_IN, Configure, build, run_train, small
 from gymnasium.envs.toy_text import frozen_lake
 from torch import Tensor, nn
 
@@ -40,7 +40,7 @@ def plain_afterwards() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("products", "instead"), [("padded", "products=blas"), ("tiled", "determinism=repeat")]
 )
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ON_LEARNING)
 def test_rows_are_on_their_own_with_filled_up_batches_and_not_without(
     configure: Configure, algo: str, products: str, instead: str
 ) -> None:

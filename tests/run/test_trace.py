@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TRIED_IN, Configure, build, small
+from conftest import ON_LEARNING, TRIED_IN, Configure, build, small
 from flipped_bits import VARIABLE, flip_entry, flipped
 
 from runlab.analysis.traces import first_difference, open_trace
-from runlab.config.project import ALGORITHMS
 from runlab.interfaces import IterationResult, attach_probe
 from runlab.run.trace import TraceWriter, digest, entries, first_not_finite
 
@@ -46,7 +45,7 @@ def traced(configure: Configure, algo: str, folder: Path, fault: str = "") -> Pa
 
 # What can go wrong in a run, as item@iteration:number of its occurrence: in any, and beside it in each.
 ANY = ["draw/action@1:3", "action@2:4", "reward@1:6", "next_obs@3:2", "policy@1:3", "start/env_steps@3"]
-FAULTS = dict.fromkeys(ALGORITHMS, ANY) | {
+FAULTS = dict.fromkeys(ON_LEARNING, ANY) | {
     "ppo": [
         *(*ANY, "log_prob@2:9", "normalized_obs@4:1", "scaled_reward@3", "value@1", "advantage@2"),
         *("draw/minibatch@3:1", "metrics@2:1", "gradient@0:0", "mu@1:5", "nu@2:3", "params@1:7"),
@@ -87,7 +86,7 @@ def test_one_flipped_bit_is_named_with_iteration_index_and_item(
     assert [a == b for a, b in zip(*chains, strict=True)] == [i < int(iteration) for i in range(5)]
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ON_LEARNING)
 def test_every_entry_of_the_state_is_named_at_both_ends_of_an_iteration(
     configure: Configure, tmp_path: Path, algo: str
 ) -> None:
