@@ -283,7 +283,6 @@ def test_observations_that_allow_nothing_break_no_policy(configure: Configure) -
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("traced_only")
 def test_compiled_updates_have_the_masks_too(configure: Configure, programs: Programs) -> None:
     results = []
     for compiles in ("false", "true"):
