@@ -133,19 +133,27 @@ def test_invariant_is_refused_in_a_line(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_forgotten_optimiser_is_seen(project: Path, seeds: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgets", ["state_dict", "load_state_dict"])
+def test_a_forgotten_optimiser_is_seen(
+    project: Path, seeds: list[Path], tmp_path: Path, forgets: str
+) -> None:
     """A resumed run without Adam's moments goes another way, from the first iteration on."""
-    text = BLOCKS[WRAPPER]
+    text, straight = BLOCKS[WRAPPER], seeds[0]
     text = text.replace('        self.optimizer.load_state_dict(state["optimizer"])\n', "")
+    if forgets == "state_dict":
+        text = text.replace(', "optimizer": self.optimizer.state_dict()', "")
     (project / WRAPPER).write_text(text)
     try:
+        if forgets == "state_dict":
+            straight = tmp_path / "straight"
+            run_train(project, tmp_path, "algo=solo", "seed=1", *WORDS, "run_dir=straight", status=0)
         resumed = killed_and_resumed(project, tmp_path)
     finally:
         git(project, "checkout", "-q", WRAPPER)
     iteration = record(resumed)["resumed"][0]["env_steps"] // (8 * 32)
-    text = report(compare_runs(seeds[0], resumed))
+    text = report(compare_runs(straight, resumed))
     assert re.match(rf"diverged in iteration {iteration} \(.*\): loss/policy\n", text)
-    assert "\n  only a start/optimizer/state/0/exp_avg, " in text
+    assert ("\n  only a start/optimizer/state/0/exp_avg, " in text) == (forgets == "load_state_dict")
 
 
 def killed_and_resumed(project: Path, folder: Path) -> Path:
