@@ -138,7 +138,7 @@ def find_parts(pattern: str) -> list[list[Path]]:
     part that matches none.
     """
     parts = list[list[Path]]()
-    for part in [pattern] if _runs_in(pattern) else pattern.split(","):
+    for part in [pattern] if "," in pattern and _runs_in(pattern) else pattern.split(","):
         matched = _runs_in(part) or _runs_in(f"runs/*/{part}")
         if not matched:
             deeper = next((deep for deep in (f"{part}/*", f"{part}/*/*") if _runs_in(deep)), None)
