@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runlab.run.files import replace_text
+from runlab.run.files import replace_text, strict_json
 from runlab.run.git.snapshot import GitRecord
 
 JSON, TEXT = "certificate.json", "certificate.txt"
@@ -56,7 +56,7 @@ class Certificate:
     git: GitRecord
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
+        return strict_json(asdict(self), indent=2)
 
     def write(self) -> None:
         """Write both forms into the folder of the proof and into the folders of its runs."""

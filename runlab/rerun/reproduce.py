@@ -29,7 +29,7 @@ from runlab.errors import REFUSED, ConfigError, in_a_line
 from runlab.launch.subprocesses import Children, last_words
 from runlab.rerun.recorded_code import RUN, Code, check_versions, recorded_code
 from runlab.run import paths
-from runlab.run.files import to_stderr
+from runlab.run.files import strict_json, to_stderr
 from runlab.run.git import changes, snapshot
 from runlab.run.git.command import repository
 from runlab.run.read import Row, find_run, read_metrics
@@ -61,7 +61,7 @@ class Args:
 def main(args: Args) -> int:
     """Make the run again, and print the result."""
     result = reproduce(args.run, runs_dir=args.runs_dir, keep=args.keep, trust=args.trust)
-    print(json.dumps(asdict(result)) if args.json else report(result))
+    print(strict_json(asdict(result)) if args.json else report(result))
     return 0 if result.verdict == IDENTICAL else 1
 
 

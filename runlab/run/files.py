@@ -189,9 +189,9 @@ def replace_text(path: Path, lines: Iterable[str]) -> None:
     replace_file(path, lambda file: file.writelines(line.encode() for line in lines))
 
 
-def strict_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every parser accepts: numbers that are not finite become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+def strict_json(value: Any, indent: int | None = None, default: Callable[[Any], str] | None = None) -> str:
+    """JSON that every parser accepts: numbers that are not finite become null; `default` as in `json`."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False, default=default)
 
 
 def _finite(value: Any) -> Any:

@@ -86,6 +86,14 @@ def test_filters_keep_what_fits_all_of_them_and_runs_are_sorted(
     assert ([run["seed"] for run in json.loads(shown)], problems) == (expected, "")
 
 
+def test_json_is_strict_and_has_dates_as_text(tmp_path: Path, call: Call) -> None:
+    config = write(tmp_path, 1, keys={"obs_clip": 10.0, "since": "never"}) / paths.CONFIG
+    config.write_text(config.read_text().replace("10.0", ".inf").replace('"never"', "2026-11-01"))
+    shown, _ = call(tmp_path, "json=true", "show=algo.obs_clip,algo.since")
+    (run,) = json.loads(shown, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (run["algo.obs_clip"], run["algo.since"]) == (None, "2026-11-01")
+
+
 def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
     statuses = {}
     this_host = platform.node()

@@ -9,7 +9,6 @@ texts are compared with texts). A run without such a key matches no condition, `
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from runlab.analysis.runs import NOTHING, SHOWN, Run, cell, check_name, load_run
 from runlab.config.command_args import argument, file, rest, runs_folder, switch, whole
 from runlab.errors import ConfigError
 from runlab.run import paths
-from runlab.run.files import say
+from runlab.run.files import say, strict_json
 
 # The longer signs first: `>=` begins with `>`.
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -82,7 +81,7 @@ def main(args: Args) -> int:
     if args.json:
         columns = [*names, "dirty"]
         objects = [{name: run.value(name) for name in columns} | {"dir": str(run.dir)} for run in runs]
-        print(json.dumps(objects, default=str))
+        print(strict_json(objects, default=str))
     elif not every:
         print(f"no runs under {args.runs_dir} yet")
     elif not runs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from runlab.analysis import compare
 from runlab.config.command_args import argument, runs_folder, switch
 from runlab.config.project import as_typed
 from runlab.config.texts import from_here
+from runlab.run.files import strict_json
 from runlab.run.read import find_run
 
 
@@ -51,7 +51,7 @@ def main(args: Args) -> int:
         if not args.json:
             print(f"\n{text}")
     if args.json:
-        print(json.dumps(document))
+        print(strict_json(document))
     elif diverged:
         if not args.zoom:
             print(f"\ncloser: {as_typed('compare')} a={from_here(a)} b={from_here(b)} zoom=true")

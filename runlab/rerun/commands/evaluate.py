@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import statistics
 import sys
@@ -51,6 +50,7 @@ def main(args: Args) -> int:
         from runlab.rerun.policy import load_policy
         from runlab.rng import env_seeds
         from runlab.run.evaluation import evaluate
+        from runlab.run.files import strict_json
         from runlab.run.logger import episode_means
 
         config, algorithm, envs = load_policy(run_dir, args.checkpoint, args.trust)
@@ -64,7 +64,7 @@ def main(args: Args) -> int:
     env_steps, means = algorithm.env_steps, episode_means("eval", episodes)
     if args.json:
         document = {"run": run_dir.name, "env_steps": env_steps, "returns": returns, "lengths": lengths}
-        print(json.dumps(document | means))
+        print(strict_json(document | means))
         return 0
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
     counts = f"after {env_steps:,} steps, {args.episodes} episodes, eval_policy={policy}"
