@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 
 
@@ -25,6 +26,11 @@ def in_a_line(trouble: str, kind: type[Exception] = ConfigError) -> Iterator[Non
         yield
     except OSError as error:
         raise kind(f"{trouble}: {error.strerror or error}") from error
+
+
+def no_more_processes(error: BaseException) -> bool:
+    """True if the system refused a process or a thread to this user."""
+    return getattr(error, "errno", None) == errno.EAGAIN or str(error) == "can't start new thread"
 
 
 REFUSED = 2  # exit status after a ConfigError

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from runlab.config.texts import choose, readable, with_digits
-from runlab.errors import REFUSED, ConfigError, RunError, in_a_line
+from runlab.errors import REFUSED, ConfigError, RunError, in_a_line, no_more_processes
 
 # Converts the text of a value; raises `ConfigError` that names the expected values.
 Kind = Callable[[str], Any]
@@ -192,3 +192,9 @@ def exit_status(work: Callable[[], int | None]) -> int:
     except (ConfigError, RunError) as error:
         print(f"error: {readable(str(error))}", file=sys.stderr)
         return REFUSED if isinstance(error, ConfigError) else 1
+    except (OSError, RuntimeError) as error:
+        if not no_more_processes(error):
+            raise
+        why = "no more processes or threads can be started here; `ulimit -u` shows a limit of their number"
+        print(f"error: {why}", file=sys.stderr)
+        return 1

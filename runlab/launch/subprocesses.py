@@ -107,9 +107,9 @@ def end_with_parent() -> None:
 
 
 def lines_of(log: Path) -> list[str]:
-    """The output of a process without empty lines; nothing if there is no such file."""
+    """The output of a process without empty and drawn lines; nothing if there is no such file."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
 
 
 def complaint(log: Path) -> str:

@@ -81,12 +81,20 @@ def run_sweep(plan: Plan, command: Sequence[str]) -> int:
     received: list[int] = []
     with stop_signals(lambda number, _: received.append(reported(number))):
         stop = _stop_file(folder, record)
-        launcher = _fork_launcher(stop)
         log = folder / "launcher.log"
+        supervisor = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            launcher = os.fork()
+        except OSError as error:
+            say(f"the launcher cannot be started: {error.strerror}; `ulimit -u` shows a limit of processes")
+            return _finish(folder, False, received)
         if launcher == 0:
             with log.open("wb") as file:  # output of launchers and schedulers would break the table
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
+            _become_launcher(stop, supervisor)
             run_hydra(argv)
             return 0
         launched = _wait_for(launcher, received, stop, SweepTable(folder, record))
@@ -132,18 +140,13 @@ def _send(stop: Path, number: int) -> None:
         file.write(f"{number:d}\n")
 
 
-def _fork_launcher(stop: Path) -> int:
-    """Fork the process of Hydra's launcher; its id, and 0 in the new process.
+def _become_launcher(stop: Path, supervisor: int) -> None:
+    """Prepare the new process of Hydra's launcher.
 
     It leaves the process group of the terminal, with its workers and runs: otherwise Ctrl-C would kill
     workers that wait for runs. Only the supervisor receives Ctrl-C, and asks the runs to end.
     """
-    supervisor, environment = os.getpid(), json.dumps(dict(os.environ))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
+    environment = json.dumps(dict(os.environ))
     os.setpgid(0, 0)
 
     def end_without_supervisor() -> None:
@@ -159,7 +162,6 @@ def _fork_launcher(stop: Path) -> int:
     os.environ |= dict(zip(process.LAUNCHER_VARIABLES, values, strict=True))
     # Workers import this package to find the function of a job.
     os.environ["PYTHONPATH"] = process.import_path(os.environ)
-    return 0
 
 
 def _wait_for(launcher: int, received: Sequence[int], stop: Path, table: SweepTable) -> bool:

@@ -331,6 +331,19 @@ def test_help_is_for_standard_output_whoever_closes_it(tmp_path: Path) -> None:
     assert (done.stdout.startswith("usage: python -m "), done.stderr) == (True, "")
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), RuntimeError("can't start new thread")],
+)
+def test_a_refused_process_or_thread_is_told_in_a_line(
+    refused: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("runlab.analysis.commands.runs.load_runs", Mock(side_effect=refused))
+    assert main(["runs"]) == 1
+    message = "no more processes or threads can be started here; `ulimit -u` shows a limit of their number"
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
 def test_a_full_disk_is_told_in_a_line_and_any_other_error_of_the_system_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

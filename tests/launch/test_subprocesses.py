@@ -95,7 +95,7 @@ def test_last_words(log: Path) -> None:
     log.write_text("error: an old one\nerror: a=1: is wrong\nuse a=2\n")
     assert (last_words(log, 2), complaint(log)) == ("a=1: is wrong", "a=1: is wrong\nuse a=2")
     assert last_words(log, 128 + signal.SIGSEGV) == "ended by signal 11"
-    log.write_text("Traceback\n\nValueError: error: it\n")
+    log.write_text("Traceback\n\nValueError: error: it\n\n-----\n")
     assert (last_words(log, 1), complaint(log)) == ("ValueError: error: it", "")
 
 

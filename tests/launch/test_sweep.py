@@ -389,14 +389,18 @@ def test_a_sweep_that_cannot_be_recorded_leaves_nothing(
     assert len(list((tmp_path / "sweeps").iterdir())) == resumes
 
 
-def test_a_sweep_says_that_its_code_is_not_recorded(
+def test_a_sweep_says_that_its_code_is_not_recorded_and_that_its_launcher_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sweep, "PROJECT", tmp_path)  # in no repository
-    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError))  # nothing is started
-    with pytest.raises(BlockingIOError):
-        sweep.run_sweep(preflight(["seed=1,2", f"runs_dir={tmp_path}"]), [])
-    assert f"code not recorded: {tmp_path} is in no git repository: " in capsys.readouterr().err
+    refused = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    monkeypatch.setattr(os, "fork", Mock(side_effect=refused))  # nothing is started
+    assert sweep.run_sweep(preflight(["seed=1,2", f"runs_dir={tmp_path}"]), []) == 1
+    shown = capsys.readouterr()
+    assert f"code not recorded: {tmp_path} is in no git repository: " in shown.err
+    assert f"the launcher cannot be started: {refused.strerror}; `ulimit -u`" in shown.out
+    (folder,) = (tmp_path / "sweeps").iterdir()
+    assert SweepRecord.read(folder).status == "failed"
 
 
 @pytest.mark.parametrize("name", [paths.LOCK, "launcher.log", "job_0.log", "stop-1", "multirun.yaml"])
