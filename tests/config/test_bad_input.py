@@ -136,6 +136,7 @@ CALLS += [
         ("env.wrappers.own.module:Class.x=1", "a name with a colon stands in braces"),
         ("algo.num_minibatches=7 seed=1,2", "nearest that does: 8", "none algo.num_minibatches=7 seed=1)"),
         ("run_dir=a seed=1,2", "run_dir is the folder of a single run"),
+        ("runs_dir=a,b", "one folder, and no list; with a comma in its name: \"runs_dir='a,b'\""),
         # how a sweep is carried out
         (
             "hydra/launcher=_ray seed=1,2",

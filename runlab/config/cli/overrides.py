@@ -204,6 +204,8 @@ def _read(word: str, key: str, sign: str, value: str, parser: OverridesParser) -
     if override is None:
         expected = wrong_value(key, value, next(iter(ALGORITHMS))) or "it cannot be read as key=value"
         raise ConfigError(f"{word}: {expected}; quotes and brackets come in pairs, as in seed=range(1,3)")
+    if key in ("run_dir", "runs_dir") and override.is_sweep_override():
+        raise ConfigError(f"{word}: one folder, and no list; with a comma in its name: \"{key}='{value}'\"")
     for each in sweep_values(override) if bool in kinds else ():
         check_kinds({key: each})
     return override
