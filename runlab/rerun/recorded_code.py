@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,15 @@ from runlab.launch.process import LAUNCHER_VARIABLES
 from runlab.launch.subprocesses import Children
 from runlab.machine import COMPILER, machine_facts, package_versions
 from runlab.run import paths
+from runlab.run.files import in_use, lock
 from runlab.run.git import changes, snapshot
-from runlab.run.git.command import repository
+from runlab.run.git.command import GitError, repository
 from runlab.run.git.origin import made_here
 from runlab.run.job import JOB_VARIABLE
 from runlab.run.record import RunRecord
 from runlab.run.trust import check_config
 
+_SCRATCH, _TREE = "recorded-code-", "tree"  # a temporary folder, and the worktree in it
 RUN = "launch.worker"  # the module of a run's process
 # Variables for another interpreter or another run.
 _MISLEADING = ("PYTHONHOME", "VIRTUAL_ENV", *LAUNCHER_VARIABLES)
@@ -146,11 +149,29 @@ def recorded_code(
     if not trust:
         check_config(config, run_dir, project=project)
         _check_origin(project, record, commit)
-    with tempfile.TemporaryDirectory(prefix="recorded-code-") as made:
+    _remove_left(project)
+    own = f"{_SCRATCH}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=own) as made, ExitStack() as locked:
+        locked.callback(lock(Path(made)))
         scratch = Path(made).resolve()  # as tracebacks show it
-        with snapshot.worktree(project, commit, scratch / "tree") as tree:
+        with snapshot.worktree(project, commit, scratch / _TREE) as tree:
             missing = tuple(_missing(project, commit, record))
             yield Code(record, commit, tree, (project, paths.PROJECT), scratch, missing)
+
+
+def _remove_left(project: Path) -> None:
+    """Remove the worktrees that killed commands have left, which git lists, with their folders."""
+    with repository(project) as git:
+        for line in git.line("worktree", "list", "--porcelain").splitlines():
+            tree = Path(line.removeprefix("worktree "))
+            name = tree.parent.name
+            # Of this process: another one that is in use, whose lock a look would release.
+            if not name.startswith(_SCRATCH) or name.startswith(f"{_SCRATCH}{os.getpid()}-"):
+                continue
+            if tree.name == _TREE and not in_use(tree.parent):
+                with suppress(GitError):
+                    git("worktree", "remove", "--force", "--force", str(tree))
+                shutil.rmtree(tree.parent, ignore_errors=True)
 
 
 def _missing(project: Path, commit: str, record: RunRecord) -> Iterator[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from conftest import NAME, SHRUNK, Started, git, program, run, run_train
 
 from runlab.analysis.compare import compare_runs
 from runlab.errors import ConfigError
+from runlab.rerun.recorded_code import recorded_code
 from runlab.rerun.reproduce import DIVERGED, IDENTICAL, SHORTER, Reproduction, report, reproduce
 from runlab.run import paths
 from runlab.run.git import changes, origin, snapshot
@@ -373,3 +377,30 @@ def test_a_signal_ends_the_child_and_leaves_nothing(place: Place, tmp_path: Path
     assert begun.said.splitlines()[1:] == ["interrupted, so there is no answer"]
     assert place.state() == before
     assert run(tmp_path, "pgrep", "-f", str(scratch)).stdout == ""
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    git(repo, "init", "-q")
+    git(repo, "commit", "-q", "--allow-empty", "-m", "code")
+    commit = git(repo, "rev-parse", "HEAD").strip()
+    code = partial(recorded_code, repo, Mock(git=snapshot.GitRecord(commit=commit)), {}, tmp_path, True)
+    reader, writer = os.pipe()
+    if not (other := os.fork()):
+        with code():
+            os.write(writer, b"begun")
+            signal.pause()
+    assert os.read(reader, 9) == b"begun"
+
+    def trees() -> int:
+        return git(repo, "worktree", "list").count("\n") - 1
+
+    with code(), code():
+        assert trees() == 3
+    assert trees() == 1  # it is in use
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+    with code():
+        assert trees() == 1
+    assert trees() == 0  # `own_scratch` looks for the folders

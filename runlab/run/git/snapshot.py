@@ -207,16 +207,16 @@ def worktree(project: Path, commit: str, folder: Path) -> Iterator[Path]:
 
     Yields the project's folder in it, which is not `folder` where the repository is larger than the project.
     """
-    with repository(project) as git:
-        try:
+    try:
+        with repository(project) as git:
             # No hooks run. A worktree of a sparse checkout would be as sparse.
             words = ("worktree", "add", "--quiet", "--detach", "--force", str(folder), commit)
             _despite_filters(git, lambda: git("-c", "core.sparseCheckout=false", *words))
-            yield folder / git.prefix
-        finally:
-            with suppress(GitError):
-                git("worktree", "remove", "--force", "--force", str(folder))
-            shutil.rmtree(folder, ignore_errors=True)
+        yield folder / git.prefix
+    finally:
+        with suppress(GitError), repository(project) as git:
+            git("worktree", "remove", "--force", "--force", str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _enter(git: Git, name: str, *source: str, stdin: bytes = b"") -> None:
