@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 from runlab.analysis.experiments import find_experiments
@@ -189,10 +190,9 @@ def _table(rows: Sequence[Sequence[str]], width: int = 1000) -> list[str]:
         shown = [Text(escaped(cell).replace("\n", " "), no_wrap=True, overflow="ellipsis") for cell in cells]
         shown[1].stylize(_COLORS.get(cells[1], "dim"))
         grid.add_row(*shown)
-    console = Console(force_terminal=True, width=width)
-    with console.capture() as captured:
-        console.print(grid)
-    return [line.rstrip() for line in captured.get().splitlines()]
+    text = StringIO()  # a console on standard output fails with a closed terminal
+    Console(file=text, force_terminal=True, width=width).print(grid)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyte
 import pytest
@@ -102,6 +104,19 @@ def test_a_terminal_has_a_table_that_is_redrawn_in_place(
     assert "\x1b[32m" not in draw(100, 24)
     table.close()
     assert capsys.readouterr().out == "\x1b[5F\x1b[J"
+
+
+@pytest.mark.parametrize("table", [True], indirect=True)
+def test_a_closed_terminal_ends_no_sweep(
+    table: SweepTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, 0)
+    with (tmp_path / "out").open("w") as out:
+        gone = Mock(wraps=out, write=Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        monkeypatch.setattr(sys, "stdout", gone)
+        table.update()
+        table.close()
+    assert gone.write.called
 
 
 @pytest.mark.parametrize("table", [True], indirect=True)
