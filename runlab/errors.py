@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 
 
@@ -30,7 +31,9 @@ def in_a_line(trouble: str, kind: type[Exception] = ConfigError) -> Iterator[Non
 
 def no_more_processes(error: BaseException) -> bool:
     """True if the system refused a process or a thread to this user."""
-    return getattr(error, "errno", None) == errno.EAGAIN or str(error) == "can't start new thread"
+    # A full pipe that does not block raises EAGAIN with another text.
+    refused = getattr(error, "strerror", None) == os.strerror(errno.EAGAIN)
+    return refused or str(error) == "can't start new thread"
 
 
 REFUSED = 2  # exit status after a ConfigError
