@@ -29,6 +29,7 @@ import flipped_bits  # noqa: F401
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 from hydra import compose, initialize_config_dir
 
@@ -39,6 +40,7 @@ from rltemplate.learning.config import OffPolicyConfig
 from runlab.config.loading import to_config
 from runlab.config.project import ALGORITHMS, project, project_folder
 from runlab.config.schema import Config, EnvConfig, register_schemas
+from runlab.determinism import kernels
 from runlab.envs.envs import Envs
 from runlab.run import paths
 from runlab.run.checkpoint import load_checkpoint
@@ -100,6 +102,14 @@ def games_are_registered_by_who_needs_them() -> Iterator[None]:
     if sys.modules.pop("ale_py", None):
         for name in [name for name, spec in gym.registry.items() if "ale_py" in str(spec.entry_point)]:
             del gym.registry[name]
+
+
+@pytest.fixture(autouse=True)
+def products_and_threads_are_restored() -> Iterator[None]:
+    """No test computes in the way or with the threads of one before it."""
+    yield
+    kernels.use("plain")
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -464,7 +474,6 @@ Programs = Callable[[], int]
 @pytest.fixture
 def programs() -> Programs:
     """The number of programs compiled so far in this test."""
-    import torch
     from torch._dynamo.utils import counters
 
     torch.compiler.reset()
@@ -475,8 +484,6 @@ def programs() -> Programs:
 @pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's tracer, which decides about programs, without the slow rest of the compiler."""
-    import torch
-
     compile_: Any = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda function, fullgraph=False, **_: compile_(function, backend="eager")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,6 @@ from runlab.run import paths
 from runlab.run.checkpoint import Checkpoints
 
 FEW = ["algo.encoder_size=16", "env.max_episode_steps=5"]  # which also truncates
-
-
-@pytest.fixture(autouse=True)
-def plain_afterwards() -> Iterator[None]:
-    yield
-    kernels.use("plain")
 
 
 def ppo_from_pixels(configure: Configure, *words: str) -> Any:
@@ -102,13 +96,12 @@ def test_weights_learn_the_same_on_two_threads_where_the_level_says_so(products:
     module: FlatModule[Any] = FlatModule(net)
     obs = torch.randint(256, (256, 147), generator=rng, dtype=torch.uint8)
     obs = obs.float() if layers == "six outputs" else obs
-    before, found = torch.get_num_threads(), []
+    found = []
     kernels.use(products)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         found.append(gradient(lambda x: (module.apply(x, obs).square().sum(), ()), module.init_params)[0])
         assert torch.get_num_threads() == threads
-    torch.set_num_threads(before)
     same = torch.equal(*found)
     assert same or products == "plain"
     if layers == "convolutions" and "avx512f" in cpu_identity()[1]:

@@ -226,20 +226,16 @@ def test_where_rows_are_on_their_own_no_choice_flips(configure: Configure, num_e
     """What a level promises about rows is tried in test_checks.py."""
     ppo = with_large_head(moe(configure, f"env.num_envs={num_envs}", "algo.num_steps=128", env="Hopper"))
     params, apart = ppo.state.net.params, {}
-    try:
-        for products in ("padded", "plain"):
-            kernels.use(products)
-            rollout = rollout_of(ppo)
-            torch.set_num_threads(2)
-            with torch.no_grad():
-                apart[products] = float(ppo.log_ratio(params, rollout).abs().max())
-                flips = ppo.changed(params, rollout.normalized_obs, rollout.extras[1])
-            torch.set_num_threads(1)
-            assert not flips.any()
-    finally:
+    for products in ("padded", "plain"):
+        kernels.use(products)
+        rollout = rollout_of(ppo)
+        torch.set_num_threads(2)
+        with torch.no_grad():
+            apart[products] = float(ppo.log_ratio(params, rollout).abs().max())
+            flips = ppo.changed(params, rollout.normalized_obs, rollout.extras[1])
         torch.set_num_threads(1)
-        kernels.use("plain")
-        ppo.close()
+        assert not flips.any()
+    ppo.close()
     assert apart["padded"] == 0.0
     assert num_envs > 1 or apart["plain"] > 0.0
 

@@ -6,7 +6,7 @@ What an iteration computes is in test_references.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,6 @@ from runlab.envs.make import make_env
 from runlab.errors import ConfigError
 from runlab.interfaces import act_of
 from runlab.run.evaluation import evaluate
-
-
-@pytest.fixture(autouse=True)
-def plain_afterwards() -> Iterator[None]:
-    yield
-    kernels.use("plain")
 
 
 def made(configure: Configure, *words: str, env: str = "CartPoleNoVel") -> PPORecurrent:

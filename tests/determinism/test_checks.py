@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +29,6 @@ from runlab.machine import cpu_identity
 from runlab.run.training_run import check_level
 
 Network = Callable[[Tensor], Tensor]
-
-
-@pytest.fixture(autouse=True)
-def plain_afterwards() -> Iterator[None]:
-    yield
-    kernels.use("plain")
 
 
 @pytest.mark.parametrize(
@@ -160,14 +154,12 @@ def test_an_environment_that_does_not_repeat_is_refused_where_the_level_says_so(
 
 def test_a_sum_has_one_order_where_the_level_asks_for_it() -> None:
     x = torch.randn(100_003, generator=torch.Generator().manual_seed(0))
-    before = torch.get_num_threads()
     sums: dict[str, list[float]] = {}
     for products in ("plain", "padded"):
         kernels.use(products)
         for threads in (1, 2):
             torch.set_num_threads(threads)
             sums.setdefault(products, []).append(kernels.total(x).item())
-    torch.set_num_threads(before)
     assert sums["padded"] == [sums["padded"][0]] * 2 == pytest.approx([x.double().sum().item()] * 2, rel=1e-4)
     assert len({*sums["plain"]}) == 2, "torch's own sum depends on the number of threads"
 

@@ -89,7 +89,7 @@ class Threads(torch.autograd.Function):
 @pytest.mark.parametrize(("products", "threads"), [("plain", 2), ("padded", 1)])
 def test_above_repeat_gradients_have_one_thread(products: str, threads: int) -> None:
     """MKL adds in another order on two threads, for 5 or 6 outputs among others."""
-    before, rng = torch.get_num_threads(), torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     rows = torch.randn(64, 64, generator=rng)
 
     def loss(params: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
@@ -98,16 +98,12 @@ def test_above_repeat_gradients_have_one_thread(products: str, threads: int) -> 
 
     kernels.use(products)
     Threads.seen.clear()
-    try:
-        for outputs in range(1, 13):
-            target, weight = (torch.randn(64 * outputs, generator=rng) for _ in range(2))
-            grads = []
-            for count in (1, 2):
-                torch.set_num_threads(count)
-                grads.append(gradient(loss, weight, target.view(64, outputs))[0])
-                assert torch.get_num_threads() == count
-            assert torch.equal(*grads) or products == "plain"
-    finally:
-        kernels.use("plain")
-        torch.set_num_threads(before)
+    for outputs in range(1, 13):
+        target, weight = (torch.randn(64 * outputs, generator=rng) for _ in range(2))
+        grads = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            grads.append(gradient(loss, weight, target.view(64, outputs))[0])
+            assert torch.get_num_threads() == count
+        assert torch.equal(*grads) or products == "plain"
     assert Threads.seen == 12 * [1, threads]

@@ -27,19 +27,17 @@ _UPWARD = 0x800  # FE_UPWARD of x86
 @pytest.fixture(autouse=True)
 def settings_restored() -> Iterator[None]:
     """Each test changes settings of this process."""
-    dtype, threads, mkldnn = torch.get_default_dtype(), torch.get_num_threads(), torch.backends.mkldnn.enabled
+    dtype, mkldnn = torch.get_default_dtype(), torch.backends.mkldnn.enabled
     yield
     _FESETROUND(0)
     torch.set_default_dtype(dtype)
     torch.set_default_device(None)
-    torch.set_num_threads(threads)
     torch.set_grad_enabled(True)
     torch.set_float32_matmul_precision("highest")
     torch.set_deterministic_debug_mode("default")
     torch.set_autocast_enabled("cpu", False)
     torch.backends.mkldnn.enabled = mkldnn
     use_blas_threads(1)
-    kernels.use("plain")
 
 
 def running_with(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], at: int = 100) -> None:
