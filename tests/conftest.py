@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pkgutil
+import resource
 import sys
 
 # Before libraries are loaded, which read it once: otherwise results and times depend on the number of cores.
@@ -292,6 +293,17 @@ class Started:
         until(lambda: not any(map(alive, pids)))
         self.process.wait()
         return len(pids)
+
+
+@contextlib.contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """The kernel refuses what would make a file longer than `size` bytes, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 Start = Callable[..., Started]

@@ -6,14 +6,13 @@ import json
 import multiprocessing
 import os
 import re
-import resource
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 import pytest
-from conftest import run_train, write_run
+from conftest import full_disk, run_train, write_run
 from markdown_it import MarkdownIt
 
 from runlab.__main__ import main
@@ -134,13 +133,8 @@ def test_a_full_disk_leaves_the_former_journal(
     write_run(tmp_path)
     file = tmp_path / "journal.md"
     file.write_text(words)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # an entry has more bytes
-    try:
-        status = main(["runs", f"runs_dir={tmp_path}", f"journal={file}"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert status == 2
+    with full_disk(100):  # an entry has more bytes
+        assert main(["runs", f"runs_dir={tmp_path}", f"journal={file}"]) == 2
     assert "journal.md cannot be written: File too large" in capsys.readouterr().err
     assert file.read_text() == words
     assert journal_of(tmp_path).count("\n## ") == 1

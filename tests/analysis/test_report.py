@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -25,7 +24,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from conftest import ROOT, Started, git, until, write_run, write_video
+from conftest import ROOT, Started, full_disk, git, until, write_run, write_video
 from PIL import Image
 
 from runlab.__main__ import main
@@ -452,14 +451,9 @@ def test_a_full_disk_leaves_the_former_figures_and_tables(tmp_path: Path) -> Non
     for write in writers:
         write()
     former = {path: path.read_bytes() for path in folder.iterdir()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        for write in writers:
-            with pytest.raises(OSError, match="File too large"):
-                write()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for write in writers:
+        with full_disk(10), pytest.raises(OSError, match="File too large"):
+            write()
     assert {path: path.read_bytes() for path in folder.iterdir()} == former
 
 

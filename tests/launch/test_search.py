@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import resource
 import signal
 import threading
 import time
@@ -19,7 +18,7 @@ from unittest.mock import Mock, patch
 
 import optuna.importance
 import pytest
-from conftest import Start, plain, write_run
+from conftest import Start, full_disk, plain, write_run
 
 from runlab.config.cli.preflight import Plan, preflight
 from runlab.config.command_args import parse
@@ -271,14 +270,10 @@ def test_a_received_search_writes_through_no_link(quick: Trials, tmp_path: Path)
 
 
 def test_a_disk_that_refuses_the_study_ends_a_search_in_a_line(quick: Trials, tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for number in (1, 3):  # without a study, and with one
-        resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))  # the kernel refuses the rest of a file
-        try:
-            with pytest.raises(RunError, match=r"has stopped: .*too large; the same command goes on"):
-                search_in(tmp_path, f"trials={number}")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        refused = pytest.raises(RunError, match=r"has stopped: .*too large; the same command goes on")
+        with full_disk(700), refused:
+            search_in(tmp_path, f"trials={number}")
         assert search_in(tmp_path, f"trials={number}") == 0
 
 

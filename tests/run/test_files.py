@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import full_disk
 
 from runlab.errors import ConfigError
 from runlab.run import paths
@@ -21,14 +21,10 @@ def test_a_full_disk_loses_no_row(tmp_path: Path) -> None:
     path, notes = tmp_path / "metrics.jsonl", list[str]()
     writer = LineFile(path)
     writer.warn = notes.append
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    with full_disk(1000):
         for step in range(100):
             writer.write(json.dumps({"env_steps": step}))
         assert path.stat().st_size == 1000
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     writer.close()
     waiting, over = notes
     assert waiting.startswith(f"{path} cannot be written (")

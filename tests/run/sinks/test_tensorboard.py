@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import full_disk
 from fed import feed, run_facts
 
 from runlab.run import paths
@@ -60,14 +60,10 @@ def test_a_full_disk_costs_that_sink_alone_until_the_run_is_resumed(
 ) -> None:
     facts = run_facts(tmp_path, config={"long": "x" * 5000})
     logger = Logger([TensorBoardSink(facts)], LineFile(tmp_path / paths.METRICS))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6300, limits[1]))  # the kernel refuses the rest of a file
+    with full_disk(6300):
         for step in range(1, 31):
             logger.log(step, {"m": step / 3})
         logger.close("finished")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = capsys.readouterr().err
     assert (said.count("TensorBoardSink is switched off"), "Traceback" in said) == (1, False)
     assert (tmp_path / paths.METRICS).read_text().count("\n") == 30
