@@ -72,15 +72,6 @@ def test_signals_do_not_reach_the_processes_of_the_compiler(monkeypatch: pytest.
     assert seen == [1] * 8 + [0]  # a program that has been called so often does not compile any more
 
 
-def test_a_function_that_cannot_be_one_program_is_refused() -> None:
-    def branches(x: Tensor) -> Any:
-        return x + 1.0 if x.sum() > 0 else x
-
-    with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
-        Engine(compiles=True).run(branches, torch.zeros(3))
-    assert Engine().run(branches, torch.ones(3)).tolist() == [2.0] * 3
-
-
 class Row(NamedTuple):
     x: Tensor  # (3,)
     weight: Tensor  # ()
