@@ -20,7 +20,8 @@ from runlab.analysis.runs import load_run
 from runlab.errors import ConfigError
 from runlab.run import paths
 from runlab.run.files import lock
-from runlab.run.record import SweepRecord
+from runlab.run.git.snapshot import GitRecord
+from runlab.run.record import SweepJob, SweepRecord
 
 SHORT = ["env=CartPole", "total_env_steps=1024", "video_every=0", "eval_every=1024"]
 
@@ -205,17 +206,22 @@ def test_no_text_of_a_record_is_markdown_or_html_in_the_journal(tmp_path: Path) 
     assert all((tmp_path / os.fsdecode(unquote_to_bytes(link))).exists() for link in links)
 
 
+def write_sweep(runs_dir: Path, jobs: dict[str, str], status: str = "running") -> Path:
+    """Writes a sweep, whose jobs are folders of runs with their statuses; its folder."""
+    folder = runs_dir / paths.SWEEPS / "a"
+    folder.mkdir(parents=True)
+    facts: dict[str, Any] = {"start_time": "x", "versions": {}, "snapshot": GitRecord(), "status": status}
+    SweepRecord(id="a", words=["seed=1,2"], num_jobs=2, commands=[[]], **facts).write(folder)
+    for number, (run_dir, of_job) in enumerate(jobs.items(), start=1):
+        SweepJob(job=number, overrides=[], status=of_job, run_dir=run_dir).write(folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "", "../.."])
 def test_a_sweep_that_no_folder_can_have_leaves_a_run_its_own_entry(tmp_path: Path, name: str) -> None:
     write_run(tmp_path, 1, sweep={"id": name, "dir": "x", "job": 1})
     run_dir = write_run(tmp_path, 2, sweep={"id": "a", "dir": "x", "job": 1})
-    folder = tmp_path / paths.SWEEPS / "a"
-    folder.mkdir(parents=True)
-    index = {"id": "a", "words": [], "num_jobs": 2, "commands": [[]], "start_time": "x", "versions": {}}
-    (folder / paths.SWEEP_INDEX).write_text(json.dumps(index | {"snapshot": {}, "status": "finished"}))
-    for number, place in enumerate((name, str(run_dir)), start=1):
-        job = {"job": number, "overrides": [], "status": "finished", "run_dir": place}
-        (folder / f"job_{number}.json").write_text(json.dumps(job))
+    write_sweep(tmp_path, {name: "finished", str(run_dir): "finished"}, status="finished")
     text = journal_of(tmp_path)
     assert re.findall(r"seed 1 · finished|2 finished; ppo on Thing", text) == [
         "seed 1 · finished",
@@ -224,21 +230,11 @@ def test_a_sweep_that_no_folder_can_have_leaves_a_run_its_own_entry(tmp_path: Pa
 
 
 def test_a_sweep_whose_process_was_killed_has_an_entry(tmp_path: Path) -> None:
-    folder = tmp_path / paths.SWEEPS / "a"
-    folder.mkdir(parents=True)
-    index = {
-        "id": "a",
-        "words": ["seed=1,2"],
-        "num_jobs": 2,
-        "commands": [[]],
-        "start_time": "x",
-        "versions": {},
-    }
-    (folder / paths.SWEEP_INDEX).write_text(json.dumps(index | {"snapshot": {}}))
+    jobs = {}
     for number, status in enumerate(("finished", "running"), start=1):
         run_dir = write_run(tmp_path, number, status=status, sweep={"id": "a", "dir": "x", "job": number})
-        job = {"job": number, "overrides": [], "status": status, "run_dir": str(run_dir)}
-        (folder / f"job_{number}.json").write_text(json.dumps(job))
+        jobs[str(run_dir)] = status
+    folder = write_sweep(tmp_path, jobs)
     with multiprocessing.Pool(1) as alive:
         alive.apply(lock, [folder])
         assert "sweep" not in (text := journal_of(tmp_path)), text
