@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from rltemplate.algos.ppo_config import LAST_FILTERS, PPOConfig
 from rltemplate.learning.networks import Encoder, Rows, convolutions, mlp
 from rltemplate.learning.optim import FlatModule, gradient
 from runlab.config.loading import to_dict
+from runlab.config.schema import Config
 from runlab.determinism import kernels
 from runlab.determinism.checks import check_repeats, check_rows, differing_rows, passes_of
 from runlab.envs.codec import FlatCodec
@@ -27,8 +27,7 @@ from runlab.errors import ConfigError
 from runlab.interfaces import ForwardPass
 from runlab.machine import cpu_identity
 from runlab.rerun.policy import load_policy
-from runlab.rerun.policy_file import export_policy
-from runlab.run import paths
+from runlab.rerun.policy_file import export_policy, run_or_policy
 from runlab.run.checkpoint import Checkpoints
 
 FEW = ["algo.encoder_size=16", "env.max_episode_steps=5"]  # which also truncates
@@ -191,16 +190,18 @@ def test_an_encoder_that_no_machine_can_draw_is_refused(configure: Configure) ->
     configure("algo=ppo", "env=Catch").algo.fitted(codec_of(210, 160))
 
 
+def through_a_policy_file(algorithm: Any, config: Config, folder: Path) -> Any:
+    Checkpoints(folder, to_dict(config), 1).save(32, algorithm.state_dict(), None)
+    export_policy(folder, folder / "policy.zip")
+    with run_or_policy(None, f"{folder / 'policy.zip'}", folder) as run_dir:
+        return load_policy(run_dir)[1]
+
+
 def test_a_policy_file_of_images_acts_as_its_run(configure: Configure, tmp_path: Path) -> None:
     config = configure(*small("ppo", *FEW, env="Catch"))
     ppo: Any = build(config)[0]
     ppo.train_iteration()
-    Checkpoints(tmp_path / "run", to_dict(config), 1).save(32, ppo.state_dict(), None)
-    export_policy(tmp_path / "run", tmp_path / "policy.zip")
-
-    with zipfile.ZipFile(tmp_path / "policy.zip") as archive:
-        archive.extractall(tmp_path / "out" / paths.CHECKPOINTS)
-    again: Any = load_policy(tmp_path / "out")[1]
+    again = through_a_policy_file(ppo, config, tmp_path)
     obs = np.random.default_rng(0).integers(256, size=(50, 36 * 36), dtype=np.uint8)
     logits = [each.policy(each.to_device(obs)) for each in (ppo, again)]
     assert torch.equal(*logits)
@@ -225,11 +226,7 @@ def test_a_policy_file_keeps_a_policy_that_takes_one_action(
     ppo.state = ppo.state._replace(net=ppo.state.net._replace(params=params))
     noise = np.random.default_rng(1).integers(256, size=(50, 36 * 36), dtype=np.uint8)
     assert (ppo.act(noise) == action).all()
-    Checkpoints(tmp_path / "run", to_dict(config), 1).save(32, ppo.state_dict(), None)
-    export_policy(tmp_path / "run", tmp_path / "policy.zip")
-    with zipfile.ZipFile(tmp_path / "policy.zip") as archive:
-        archive.extractall(tmp_path / "out" / paths.CHECKPOINTS)
-    again: Any = load_policy(tmp_path / "out")[1]
+    again = through_a_policy_file(ppo, config, tmp_path)
     assert torch.equal(again.state.net.params, params)
     for each in ppo, again:
         each.close()
