@@ -296,6 +296,22 @@ class Started:
 
 
 @contextlib.contextmanager
+def killed_at(kind: type[Any], env_steps: int) -> Iterator[None]:
+    """A run of an algorithm ends as if it was killed, once it has made so many steps."""
+    train_iteration = kind.train_iteration
+
+    def ending(algorithm: Any) -> Any:
+        if algorithm.env_steps >= env_steps:
+            raise KeyboardInterrupt
+        return train_iteration(algorithm)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "train_iteration", ending)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+@contextlib.contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """The kernel refuses what would make a file longer than `size` bytes, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

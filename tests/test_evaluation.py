@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pkgutil
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -16,9 +17,21 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ON_LEARNING, Configure, RecordedRun, build, differences, env_config, job_in, rows, small
+from conftest import (
+    ON_LEARNING,
+    Configure,
+    RecordedRun,
+    build,
+    differences,
+    env_config,
+    job_in,
+    killed_at,
+    rows,
+    small,
+)
 from gymnasium import spaces
 
+from rltemplate.algos.ppo import PPO
 from runlab.__main__ import main
 from runlab.config.project import ALGORITHMS
 from runlab.envs import make
@@ -61,21 +74,6 @@ def test_an_environment_prints_nothing_into_the_document(
     assert main(["evaluate", f"run={recorded_run.run_dir}", "episodes=1", "json=true", "trust=true"]) == 0
     out, err = capsys.readouterr()
     assert (json.loads(out)["run"], "made" in err) == (recorded_run.run_dir.name, True)
-
-
-def crash_at(monkeypatch: pytest.MonkeyPatch, env_steps: int, algo: str = "ppo") -> pytest.MonkeyPatch:
-    """Let a run end as if it was killed once it has made so many steps."""
-    kind = ALGORITHMS[algo].implementation.partition(":")
-    owner = getattr(__import__(kind[0], fromlist=["_"]), kind[2])
-    train_iteration = owner.train_iteration
-
-    def ending(algorithm: Any) -> Any:
-        if algorithm.env_steps >= env_steps:
-            raise KeyboardInterrupt
-        return train_iteration(algorithm)
-
-    monkeypatch.setattr(owner, "train_iteration", ending)
-    return monkeypatch
 
 
 def evaluated(run_dir: Path, name: str = "eval/return") -> list[float]:
@@ -242,10 +240,8 @@ def test_a_run_that_keeps_its_best_resumes_exactly_after_a_kill(
     words = [*KEPT, "checkpoint_every=96"]
     script(monkeypatch, [3.0, 5.0, 4.0, 1.0])
     straight = train(configure, tmp_path / "straight", *words, algo=algo)
-    with monkeypatch.context() as patch:
-        crash_at(patch, 300, algo)
-        with pytest.raises(KeyboardInterrupt):
-            train(configure, tmp_path / "killed", *words, algo=algo)
+    with killed_at(pkgutil.resolve_name(ALGORITHMS[algo].implementation), 300):
+        train(configure, tmp_path / "killed", *words, algo=algo)
     resumed = train(configure, tmp_path / "killed", *words, algo=algo, resume=True)
     assert differences(straight, resumed) == []
     assert kept(straight) == kept(resumed)
@@ -387,17 +383,15 @@ def test_an_entry_that_is_no_number_ends_the_run_in_a_line(told: Any, problem: s
 
 
 def test_sampled_evaluations_and_means_of_infos_are_the_same_with_workers_and_after_a_kill(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this environment the success of an episode is its return."""
     words = [*SAMPLED, "log_every=256"]
     straight = train(configure, tmp_path / "straight", *words)
     again = train(configure, tmp_path / "again", *words, "env.num_workers=1")
     other = train(configure, tmp_path / "other", *words, "seed=2")
-    with monkeypatch.context() as patch:
-        crash_at(patch, 224)  # the checkpoint after 192 steps has episodes of no row yet
-        with pytest.raises(KeyboardInterrupt):
-            train(configure, tmp_path / "killed", *words)
+    with killed_at(PPO, 224):  # the checkpoint after 192 steps has episodes of no row yet
+        train(configure, tmp_path / "killed", *words)
     resumed = train(configure, tmp_path / "killed", *words, resume=True)
     assert differences(straight, again) == differences(straight, resumed) == []
     assert evaluated(straight) != evaluated(other)

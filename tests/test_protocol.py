@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import Configure, build, differences, job_in, record, rows
+from conftest import Configure, build, differences, job_in, killed_at, record, rows
 
 from runlab.__main__ import main
 from runlab.analysis.compare import DIVERGED, IDENTICAL, compare_runs, report
@@ -211,30 +211,12 @@ def train(configure: Configure, run_dir: Path, *words: str, resume: bool = False
     return run_dir
 
 
-def crash(
-    monkeypatch: pytest.MonkeyPatch, configure: Configure, run_dir: Path, *words: str, at: int = 208
-) -> None:
-    """Train until the process ends, as in a kill, after `at` environment steps."""
-    train_iteration = HillClimber.train_iteration
-
-    def ending(climber: HillClimber) -> IterationResult:
-        if climber.env_steps == at:
-            raise KeyboardInterrupt
-        return train_iteration(climber)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HillClimber, "train_iteration", ending)
-        with pytest.raises(KeyboardInterrupt):
-            train(configure, run_dir, *words)
-
-
 @pytest.mark.parametrize("detail", ["iteration", "step"])
-def test_it_is_traced_and_resumes_exactly(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detail: str
-) -> None:
+def test_it_is_traced_and_resumes_exactly(configure: Configure, tmp_path: Path, detail: str) -> None:
     trace = f"trace={detail}"
     straight, again = (train(configure, tmp_path / name, trace) for name in ("straight", "again"))
-    crash(monkeypatch, configure, tmp_path / "resumed", trace)
+    with killed_at(HillClimber, 208):
+        train(configure, tmp_path / "resumed", trace)
     resumed = train(configure, tmp_path / "resumed", trace, resume=True)
     assert differences(straight, again) == differences(straight, resumed) == []
     assert compare_runs(straight, resumed).verdict == IDENTICAL
@@ -247,7 +229,8 @@ def test_a_forgotten_part_of_the_state_is_seen(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight, resumed = train(configure, tmp_path / "straight"), tmp_path / "resumed"
-    crash(monkeypatch, configure, resumed)
+    with killed_at(HillClimber, 208):
+        train(configure, resumed)
     use(monkeypatch, Forgetful)
     train(configure, resumed, resume=True)
     comparison = compare_runs(straight, resumed)
@@ -325,7 +308,8 @@ def test_a_number_may_become_a_fraction_or_a_tensor(
 ) -> None:
     use(monkeypatch, Averaging)
     straight, resumed = train(configure, tmp_path / "straight"), tmp_path / "resumed"
-    crash(monkeypatch, configure, resumed)
+    with killed_at(HillClimber, 208):
+        train(configure, resumed)
     train(configure, resumed, resume=True)
     assert differences(straight, resumed) == []
     assert main(["evaluate", f"run={resumed}", "episodes=1"]) == 0
