@@ -154,19 +154,22 @@ def doubled(times: int) -> Any:
     return value
 
 
-def repacked(policy: Policy, kind: int, more: bytes = b"") -> None:
-    """The state in an archive with compression, or with something behind its pickle."""
+def repacked(
+    policy: Policy, kind: int = zipfile.ZIP_STORED, part: str = "", change: Callable[[bytes], bytes] = bytes
+) -> None:
+    """The state in an archive of its own, with compression or with another content of a part."""
     held, made = io.BytesIO(), io.BytesIO()
     torch.save(policy.state, held)
     with zipfile.ZipFile(held) as old, zipfile.ZipFile(made, "w", kind) as new:
-        for part in old.namelist():
-            new.writestr(part, old.read(part) + more * part.endswith("data/0"))
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, change(content) if name.endswith(part) else content)
     policy.packed = made.getvalue()
 
 
 def larger_than_it_is(policy: Policy) -> None:
     """A stored part that says in the table of contents that it is a terabyte long."""
-    repacked(policy, zipfile.ZIP_STORED)
+    repacked(policy)
     assert policy.packed is not None
     at = policy.packed.rindex(b"PK\x01\x02")
     policy.packed = policy.packed[: at + 20] + struct.pack("<II", 2**31, 2**31) + policy.packed[at + 28 :]
@@ -174,26 +177,13 @@ def larger_than_it_is(policy: Policy) -> None:
 
 def naming(name: str, arguments: bytes) -> Change:
     """A further value of the state, which the function `name` makes while the state is read."""
-
-    def change(policy: Policy) -> None:
-        held, made = io.BytesIO(), io.BytesIO()
-        torch.save(policy.state, held)
-        with zipfile.ZipFile(held) as old, zipfile.ZipFile(made, "w") as new:
-            for part in old.namelist():
-                content = old.read(part)
-                if part.endswith("data.pkl"):
-                    content = (
-                        content[:-1] + b"X\x01\x00\x00\x00z" + f"c{name}\n".encode() + arguments + b"Rs."
-                    )
-                new.writestr(part, content)
-        policy.packed = made.getvalue()
-
-    return change
+    call = b"X\x01\x00\x00\x00z" + f"c{name}\n".encode() + arguments + b"Rs."
+    return lambda policy: repacked(policy, part="data.pkl", change=lambda content: content[:-1] + call)
 
 
 def with_two_tables(policy: Policy) -> None:
     """An archive whose end names the table of one archive by its place, and that of another by its size."""
-    repacked(policy, zipfile.ZIP_STORED)
+    repacked(policy)
     plain = policy.packed
     naming("__builtin__\nbytearray", SIZE)(policy)
     assert plain is not None
@@ -292,7 +282,7 @@ CHANGES |= {
     "state nothing": lambda policy: setattr(policy, "packed", b""),
     "state legacy": packed_is({"env_steps": 1}, legacy=True),
     "state compressed": lambda policy: repacked(policy, zipfile.ZIP_DEFLATED),
-    "state long record": lambda policy: repacked(policy, zipfile.ZIP_STORED, bytes(64)),
+    "state long record": lambda policy: repacked(policy, part="data/0", change=lambda data: data + bytes(64)),
     "state terabyte": larger_than_it_is,
     "state bytes of a number": naming("__builtin__\nbytearray", SIZE),
     "state storage of a number": naming("torch.storage\nUntypedStorage", SIZE),
