@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.lib import introspect
 
+from runlab.config.texts import few
 from runlab.determinism import denormals, kernels, programs
 from runlab.determinism.levels import ROW_GROUPS, on_cpu, strict_branch
 from runlab.determinism.libraries import of_torch, openblas
@@ -27,10 +28,7 @@ _DETERMINISTIC: Any = torch.utils.deterministic  # an attribute is missing from 
 # library gives back for a branch, and the bit for its strict form.
 _MKL_BRANCHES = {1: "none", 2: "AUTO", 3: "COMPATIBLE", 10: "AVX2", 12: "AVX512"}
 _MKL_STRICT = 0x10000
-_NAMED = 3  # changed settings in a message
 _MKL_BLAS = 1  # MKL's domain of matrix products; each domain has its own number of threads
-
-
 _BACKENDS = (
     *("mkldnn.enabled", "mkldnn.deterministic", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision"),
     *("mkldnn.rnn.fp32_precision", "cudnn.enabled", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
@@ -97,9 +95,7 @@ def confirm(settings: Mapping[str, Any]) -> None:
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The settings that changed between two results of `read_back`, for people; empty if none did."""
-    names = [name for name in now if now[name] != before[name]]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(f"{name} was {before[name]} and is {now[name]}" for name in names[:_NAMED]) + more
+    return few([f"{name} was {before[name]} and is {now[name]}" for name in now if now[name] != before[name]])
 
 
 def read_back() -> dict[str, Any]:
