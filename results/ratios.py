@@ -16,8 +16,6 @@ _HEAD = (
     *("environment", "level", "rows acting", "rows learning", "threads"),
     *("runs", "iterations", "largest error"),
 )
-
-
 RATIO = "policy/first_ratio_max_error"
 _COUNTS = ("env.num_envs", "algo.num_steps", "algo.num_minibatches")
 

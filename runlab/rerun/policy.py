@@ -12,7 +12,7 @@ from runlab.envs.make import check_env
 from runlab.interfaces import Algorithm, Environments
 from runlab.run.checkpoint import load_chosen
 from runlab.run.files import to_stderr
-from runlab.run.limits import check_networks, load_to_act
+from runlab.run.limits import OF_TRAINING, check_networks, load_to_act
 from runlab.run.read import LAST
 from runlab.run.trust import check_config
 
@@ -39,6 +39,6 @@ def load_policy(
     check_networks(config.algo, checkpoint.state, f"{checkpoint.path}", inputs)
     algorithm, envs = project().build(plain)
     # Random streams belong to the device of the training, and deterministic actions need none.
-    state = {name: value for name, value in checkpoint.state.items() if name not in ("streams", "envs")}
+    state = {name: value for name, value in checkpoint.state.items() if name not in OF_TRAINING}
     load_to_act(algorithm, state, envs.codec.obs_size, config.env.num_envs, f"{checkpoint.path}")
     return config, algorithm, envs

@@ -23,7 +23,6 @@ from runlab.run.read import LAST, find_run
 
 POLICIES = Path("results") / "policies"
 _FILES = re.compile(r"(step_\d{1,18})\.json \1\.pt")
-_OF_TRAINING = ("streams", "envs")  # parts of a state without which an algorithm acts
 # The zeros of a policy file are packed well: those of SAC are an eleventh of their checkpoints.
 _MOST_RATIO, _FEW_BYTES = 100, 16_000_000
 _PACKED = (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED)
@@ -85,6 +84,7 @@ def export_policy(run_dir: Path, file: Path, checkpoint: str = LAST) -> None:
     from runlab.rerun.policy import load_policy
     from runlab.rng import Streams
     from runlab.run.checkpoint import Checkpoints, load_chosen
+    from runlab.run.limits import OF_TRAINING
 
     source = load_chosen(run_dir, checkpoint)
     config, algorithm, envs = load_policy(run_dir, f"{paths.steps_of(source.path)}")
@@ -109,7 +109,7 @@ def export_policy(run_dir: Path, file: Path, checkpoint: str = LAST) -> None:
         return np.array_equal(actions(), expected)
 
     expected = actions()
-    leaves, form = tree_flatten({k: v for k, v in source.state.items() if k not in _OF_TRAINING})
+    leaves, form = tree_flatten({k: v for k, v in source.state.items() if k not in OF_TRAINING})
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             # If noise in the place of a tensor does not change the actions, acting does not read it. Several

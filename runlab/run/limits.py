@@ -24,7 +24,7 @@ from runlab.interfaces import Algorithm
 _MOST_VALUES = 2_000_000
 _FEW_INPUTS = 100_000  # an algorithm without networks may have fewer numbers than these
 DEEPEST = 50  # levels of a state
-_OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need, and that may have grown
+OF_TRAINING = ("streams", "envs")  # parts of a state that acting does not need, and that may have grown
 _NUMBERS = (bool, int, float)
 _VIEWS = 8  # several tensors may be views of one storage
 _PICKLE = "data.pkl"
@@ -132,7 +132,7 @@ def check_state(algorithm: Algorithm, state: Mapping[str, Any], name: str, num_e
 
     `num_envs` environments made it, where the algorithm has one.
     """
-    made = {key: value for key, value in algorithm.state_dict().items() if key not in _OF_TRAINING}
+    made = {key: value for key, value in algorithm.state_dict().items() if key not in OF_TRAINING}
     if (misfit := next(_misfits(made, state, num_envs), None)) is not None:
         raise ConfigError(f"{name}: does not fit what this code makes of its configuration: {misfit}")
 
