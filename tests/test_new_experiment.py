@@ -33,7 +33,8 @@ def test_the_new_file_runs_and_its_values_are_those_of_the_recipe(tmp_path: Path
     assert yaml.safe_load(answer("train.py", *shown, "experiment=mine")) == recipe
     path = project / "conf/experiment/mine.yaml"
     head, values = path.read_text().split("# algo:")
-    path.write_text(head + "algo:" + values.replace("\n# ", "\n").replace("gamma: 0.99", "gamma: 0.5"))
+    gamma = f"gamma: {recipe['algo']['gamma']}\n"
+    path.write_text(head + "algo:" + values.replace("\n# ", "\n").replace(gamma, "gamma: 0.5\n"))
     changed = yaml.safe_load(answer("train.py", *shown, "experiment=mine"))
     recipe["algo"]["gamma"] = 0.5
     assert changed == recipe
