@@ -391,16 +391,18 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one(tmp_path: Path) -
         with code():
             os.write(writer, b"begun")
             signal.pause()
-    assert os.read(reader, 9) == b"begun"
 
     def trees() -> int:
         return git(repo, "worktree", "list").count("\n") - 1
 
-    with code(), code():
-        assert trees() == 3
-    assert trees() == 1  # it is in use
-    os.kill(other, signal.SIGKILL)
-    os.waitpid(other, 0)
+    try:
+        assert os.read(reader, 9) == b"begun"
+        with code(), code():
+            assert trees() == 3
+        assert trees() == 1  # it is in use
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
     with code():
         assert trees() == 1
     assert trees() == 0  # `own_scratch` looks for the folders
