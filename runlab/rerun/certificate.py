@@ -11,7 +11,7 @@ from runlab.run.files import replace_text, strict_json
 from runlab.run.git.snapshot import GitRecord
 
 JSON, TEXT = "certificate.json", "certificate.txt"
-HOLDS, BROKEN = "holds", "broken"
+HOLDS, BROKEN, UNDECIDED = "holds", "broken", "undecided"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,11 @@ class RunResult:
     iterations: int
     ratio: float | None
 
+    @property
+    def title(self) -> str:
+        """Its name, and what disturbed it."""
+        return f"{self.name} ({', '.join(self.perturbations) or 'undisturbed'})"
+
     def __str__(self) -> str:
         ratio = "" if self.ratio is None else f", first ratio off by {self.ratio:g}"
         ended = f"digest {self.digest}, {self.iterations:,} iterations{ratio}, {self.seconds:.0f} s"
@@ -37,6 +42,8 @@ class RunResult:
 class Certificate:
     """The outcome of a proof; `sentence` tells it in one line, with a second line about the inverse.
 
+    `verdict`: BROKEN if a check fails or runs differ; UNDECIDED if a run failed and no such difference shows;
+    HOLDS otherwise.
     `inverse` has the result of each check without the additions of the level: its problem, or None if the
     check succeeds even so.
     """

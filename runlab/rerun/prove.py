@@ -31,7 +31,7 @@ from runlab.errors import REFUSED, ConfigError
 from runlab.launch.process import worker_command, worker_environment
 from runlab.launch.subprocesses import Children, complaint, end_with_parent, last_words
 from runlab.machine import machine_facts, package_versions
-from runlab.rerun.certificate import BROKEN, HOLDS, Certificate, RunResult
+from runlab.rerun.certificate import BROKEN, HOLDS, UNDECIDED, Certificate, RunResult
 from runlab.rerun.perturbations import INVARIANT, WITHOUT, config_to_prove, inverse_config, perturbed
 from runlab.run import paths
 from runlab.run.files import to_stderr
@@ -48,7 +48,7 @@ class Args:
     """Proof that a level holds here: algo=ppo env=Hopper determinism=repeat [times=5].
 
     All other arguments are overrides, as for training.
-    Exit status: 0 it holds, 1 it is broken, 2 it cannot be asked.
+    Exit status: 0 it holds, 1 it is broken, 2 it cannot be asked, or a run failed and the others are equal.
     """
 
     words: list[str] = rest(options=True)
@@ -61,7 +61,7 @@ def main(args: Args) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # output of environments
         certificate = Proof(args.words, args.times).run()
     print(certificate.to_json() if args.json else f"\n{certificate.to_text()}")
-    return 0 if certificate.verdict == HOLDS else 1
+    return {HOLDS: 0, BROKEN: 1, UNDECIDED: REFUSED}[certificate.verdict]
 
 
 class Proof:
@@ -99,10 +99,12 @@ class Proof:
                 if runs[0].error:  # the other runs could not be compared with it
                     break
             problems += problems_of(runs, self.level, self._ratio)
+            failures = [f"{run.title} failed: {run.error}" for run in runs if run.error]
+            verdict = BROKEN if problems else UNDECIDED if failures else HOLDS
             claim = f"for {self.config.algo.name} on {self.config.env.id}"
             inverse: dict[str, str | None] = {}
-            if problems:
-                sentence = f"{self.level.name} is broken {claim}: {problems[0]}"
+            if verdict != HOLDS:
+                sentence = f"{self.level.name} is {verdict} {claim}: {[*problems, *failures][0]}"
             else:
                 without_it, inverse = self._inverse()
                 sentence = (
@@ -112,9 +114,9 @@ class Proof:
             self._children.check()
             first = _record(Path(runs[0].run_dir)) if runs else RunRecord(id="", status="")
             certificate = Certificate(
-                verdict=BROKEN if problems else HOLDS,
+                verdict=verdict,
                 sentence=sentence,
-                problems=problems,
+                problems=[*problems, *failures],
                 date=utc_now(),
                 folder=str(self.folder),
                 overrides=self.overrides,
@@ -204,16 +206,17 @@ def ratio_of(run_dir: Path, metric: str | None) -> float | None:
 
 
 def problems_of(runs: Sequence[RunResult], level: Level, metric: str | None) -> Iterator[str]:
-    """Problems of runs, all of which should equal the first one."""
+    """Problems of runs, all of which should equal the first one; one that failed, as far as it came."""
     for run in runs:
-        name = f"{run.name} ({', '.join(run.perturbations) or 'undisturbed'})"
-        if run.error:
-            yield f"{name} failed: {run.error}"
-        elif level in INVARIANT and run.ratio:
-            yield f"{name}: {metric} is {run.ratio:g} and must be 0"
+        if level in INVARIANT and run.ratio:
+            yield f"{run.title}: {metric} is {run.ratio:g} and must be 0"
         elif run.digest != runs[0].digest:
-            compared = compare.compare_runs(Path(runs[0].run_dir), Path(run.run_dir))
-            yield f"{name} is not {runs[0].name}: {compare.headline(compared)}"
+            first, other = Path(runs[0].run_dir), Path(run.run_dir)
+            if run.error and not (other / paths.TRACE).exists():
+                continue
+            compared = compare.compare_runs(first, other)
+            if not run.error or compared.verdict == compare.DIVERGED:
+                yield f"{run.title} is not {runs[0].name}: {compare.headline(compared)}"
 
 
 def _keep_busy(done: threading.Event) -> None:

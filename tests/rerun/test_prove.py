@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator
@@ -141,6 +142,27 @@ def test_one_flipped_bit_in_one_run_breaks_the_proof(prove_it: Prove) -> None:
     assert proof.sentence.startswith("repeat is broken for ppo on CartPole-v1: run_1 (")
     assert "in iteration 1 (environment steps 33 to 64), policy_step 3: action" in proof.sentence
     assert proof.inverse == {}
+
+
+@pytest.mark.long
+def test_a_run_that_fails_decides_nothing_unless_it_was_another_run_before(
+    prove_it: Prove, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proof = prove_it(run_1={"RUNLAB_JOB": "{}"})
+    assert proof.verdict == "undecided"
+    assert proof.sentence.startswith("repeat is undecided for ppo on CartPole-v1: run_1 (")
+    assert (proof.problems, proof.inverse) == ([proof.sentence.partition(": ")[2]], {})
+    assert " failed: " in proof.sentence
+    first, failed = proof.runs
+    lines = (Path(first.run_dir) / paths.TRACE).read_text().splitlines(keepends=True)
+    shutil.copytree(first.run_dir, tmp_path / "again")
+    again = replace(failed, run_dir=str(tmp_path / "again"))
+    (tmp_path / "again" / paths.TRACE).write_text("".join(lines[:-1]))
+    assert [*problems_of([first, again], Level.repeat, None)] == []
+    digest = re.findall(r"[0-9a-f]{16,}", lines[-1])[0]
+    (tmp_path / "again" / paths.TRACE).write_text("".join(lines).replace(digest, digest[::-1]))
+    (problem,) = problems_of([first, again], Level.repeat, None)
+    assert f"{failed.title} is not run_0: " in problem
 
 
 def test_a_ratio_that_is_not_one_breaks_the_level_invariant(tmp_path: Path) -> None:
