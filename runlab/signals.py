@@ -112,7 +112,8 @@ class Stop(SignalHandler):
             # A second Ctrl-C ends even a process that is busy outside of Python.
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
-            self.answer(number, "after this iteration; another Ctrl-C ends it at once")
+            again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            self.answer(number, f"after this iteration; another {again} ends it at once")
         elif now - self._since > _SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

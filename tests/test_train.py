@@ -217,26 +217,30 @@ def test_a_fork_of_an_environment_neither_ends_nor_doubles_a_run(
     assert rows(tmp_path / "run") == rows(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("every", [0, 1000])
-def test_ctrl_c_is_answered_and_says_if_nothing_is_kept(
+@pytest.mark.parametrize(
+    ("every", "number", "again"), [(0, signal.SIGINT, "Ctrl-C"), (1000, signal.SIGTERM, "SIGTERM")]
+)
+def test_a_signal_is_answered_and_says_if_nothing_is_kept(
     configure: Configure,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     every: int,
+    number: signal.Signals,
+    again: str,
 ) -> None:
     step, taken, output = cast(Any, CartPoleEnv.step), itertools.count(), list[str]()
 
     def pressed(env: CartPoleEnv, action: Any) -> Any:
         if next(taken) == 40:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             output.append(capfd.readouterr().err.splitlines()[-1])
         return step(env, action)
 
     monkeypatch.setattr(STEP, pressed)
     words = ["eval_every=0", f"checkpoint_every={every}"]
-    assert run(job_in(tmp_path / "run", configure, *words)) == 130
-    assert output == ["SIGINT: the run ends after this iteration; another Ctrl-C ends it at once"]
+    assert run(job_in(tmp_path / "run", configure, *words)) == 128 + number
+    assert output == [f"{number.name}: the run ends after this iteration; another {again} ends it at once"]
     note = "checkpoint_every=0: nothing was saved, so a resume begins again\n"
     assert capfd.readouterr().err == ("" if every else note)
     assert bool(list_checkpoints(tmp_path / "run")) is bool(every)
