@@ -134,6 +134,16 @@ def test_items_of_the_trace_that_a_page_explains_are_fields_of_results() -> None
     assert len(names) > 10
 
 
+def test_messages_that_a_page_explains_are_those_of_the_code() -> None:
+    table = (DOCS / "troubleshooting.md").read_text().partition("| you see |")[2].partition("\n\n")[0]
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    parts = [part.strip(" :") for text in quoted for part in re.split(r"=\w+|\.\.\.|\[|]|;", text)]
+    sources = [ROOT / "scripts" / "setup.sh", *(ROOT / "runlab").rglob("*.py")]
+    code = re.sub(r'"\s+f?"', "", "\n".join(path.read_text() for path in sources))
+    assert [part for part in parts if part not in code] == []
+    assert len(quoted) > 10
+
+
 def test_the_site_is_built_without_a_broken_link_and_asks_no_other_machine(tmp_path: Path) -> None:
     for name in "mkdocs.yml", "docs", "scripts":
         run(tmp_path, "cp", "-r", str(ROOT / name), ".", status=0)
