@@ -32,15 +32,11 @@ def check_plan(plan: Plan) -> None:
         raise ConfigError(f"{HERE}: is for a single run; leave out lists of values")
     if _SLURM in plan.argv and shutil.which("srun") is None:  # submitit would say it in a sweep's folder
         raise ConfigError(f"{_SLURM}: no srun here; start the sweep where Slurm's commands are installed")
-    if not in_process and any(config.logger.sinks for config in plan.configs):
-        from runlab.run.sinks import brought_sinks
-
-        for config in plan.configs:
-            brought_sinks(config.logger)
     if any(config.logger.wandb.enabled for config in plan.configs):
         require("wandb", "wandb", "logger.wandb.enabled=true")
     fitted = plan.configs
     if not in_process:  # no library may be loaded before its environment variables are set
+        check_sinks(plan.configs)
         fitted = check_environments(plan.configs)
     if not plan.resume and any(config.baseline is not None for config in plan.configs):
         from runlab.analysis.baseline import check_baseline
@@ -76,6 +72,15 @@ def planned(words: Sequence[str]) -> Plan:
         return plan
     run_id = find_run(name, Path(plan.configs[0].runs_dir), "baseline").name
     return preflight([f"baseline={run_id}", *(word for word in words if not word.startswith("baseline="))])
+
+
+def check_sinks(configs: Sequence[Config]) -> None:
+    """Raise `ConfigError` for a sink that no installed package brings, or that has no such setting."""
+    if any(config.logger.sinks for config in configs):
+        from runlab.run.sinks import brought_sinks
+
+        for config in configs:
+            brought_sinks(config.logger)
 
 
 def check_environments(configs: Sequence[Config]) -> list[Config]:

@@ -48,6 +48,7 @@ def test_debug_here_stops_at_breakpoints_and_computes_the_same(fork: Path, tmp_p
     traces = [(tmp_path / name / "trace.jsonl").read_bytes() for name in ("here", "away")]
     assert traces[0] == traces[1] != b""
     assert "debug=here: is for a single run" in train("debug=here", "seed=1,2").stderr
+    assert "error: logger.sinks.nowhere: no such" in train("debug=here", "logger.sinks.nowhere=true").stderr
 
 
 @pytest.fixture(params=["closed pipe", "full disk", "closed terminal"])

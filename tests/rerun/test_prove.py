@@ -20,6 +20,7 @@ import pytest
 from conftest import SHRUNK
 
 from runlab.config.schema import Level
+from runlab.errors import ConfigError
 from runlab.launch import process
 from runlab.rerun import prove
 from runlab.rerun.certificate import JSON, TEXT, Certificate, RunResult
@@ -224,6 +225,11 @@ def test_runs_are_short_unless_the_user_says_how_long_and_learn_something() -> N
     assert (config.total_env_steps, overrides[-1]) == (10_000, "total_env_steps=10000")
     assert config_to_prove(["env=CartPole", "total_env_steps=50000"])[0].total_env_steps == 50_000
     assert config_to_prove(["algo=sac", "env=BipedalWalker"])[0].total_env_steps == 20_000
+
+
+def test_an_unknown_sink_is_refused_before_the_proof() -> None:
+    with pytest.raises(ConfigError, match="no such entry point of sinks"):
+        config_to_prove(["logger.sinks.nowhere=true"])
 
 
 def test_a_configuration_of_another_folder_is_proved(tmp_path: Path) -> None:
