@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from runlab.analysis.runs import PLANNED, Run, single_line
@@ -150,9 +149,9 @@ class RunDiff:
     notes: list[str]
 
 
-def diff_runs(a: Run, b: Run, project: Path = PROJECT) -> RunDiff:
-    """Differences between two recorded runs; `project` lies in the repository that has their code."""
-    return compare_records(a, b, changes.files_between(project, a.record.git, b.record.git))
+def diff_runs(a: Run, b: Run) -> RunDiff:
+    """Differences between two recorded runs, whose code is in this repository."""
+    return compare_records(a, b, changes.files_between(PROJECT, a.record.git, b.record.git))
 
 
 def compare_records(a: Run, b: Run, files: list[str] | None) -> RunDiff:

@@ -308,7 +308,8 @@ def test_the_command_shows_the_changes(
     project, code = tmp_path / "project", "runlab/rng.py"
     (project / code).parent.mkdir(parents=True)
     git(project, "init", "-q")
-    monkeypatch.setattr("runlab.analysis.commands.diff.PROJECT", project)
+    for module in ("differences", "commands.diff"):
+        monkeypatch.setattr(f"runlab.analysis.{module}.PROJECT", project)
     words = ["diff"]
     for name, seed, gamma, thought in (("a", 1, 0.98, ""), ("b", 2, 0.9, "# another thought\n")):
         (project / code).write_text(f"import torch\n{thought}")

@@ -32,7 +32,7 @@ class Args:
 def main(args: Args) -> int:
     """Print the differences, and in the last line the number of changes."""
     a, b = (load_run(find_run(text, args.runs_dir, key)) for key, text in (("a", args.a), ("b", args.b)))
-    diff, text = diff_runs(a, b, PROJECT), None
+    diff, text = diff_runs(a, b), None
     if diff.changed_files and args.code == "full":
         text = changes.text_between(PROJECT, a.record.git, b.record.git)
     print(f"a  {a.id}\nb  {b.id}")
