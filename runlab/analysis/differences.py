@@ -284,11 +284,10 @@ def _factors(a: Run, b: Run, differences: Sequence[Difference]) -> dict[str, str
     return factors
 
 
-def resumed_with(run: Run) -> list[str]:
-    """The changes at resumes of a run that may have changed its results, except for a larger total."""
-    counted = ["code", "libraries", "computation", *["cpu"] * (COMPILER in run.record.versions)]
-    changed = dict.fromkeys(key for part in run.record.resumed for key in part.changed)
-    return [key for key in changed if key in counted]
+def resumed_with(run: Run, *more: str) -> list[str]:
+    """The changes at resumes of a run that may have changed its results, and changes of the keys `more`."""
+    counted = ["code", "libraries", *["cpu"] * (COMPILER in run.record.versions), "computation", *more]
+    return [key for key in counted if any(key in part.changed for part in run.record.resumed)]
 
 
 def _other_files(a: Run, b: Run) -> dict[str, str]:

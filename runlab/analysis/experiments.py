@@ -143,8 +143,7 @@ class Experiment:
         if len(self.counted) < stats.FEW:
             yield stats.FEW_SEEDS
         for run in self.counted:
-            larger = any("total_env_steps" in part.changed for part in run.record.resumed)
-            if changed := [*resumed_with(run), *["total_env_steps"] * larger]:
+            if changed := resumed_with(run, "total_env_steps"):
                 yield f"{run.id} was resumed with other {', '.join(changed)} than before"
         versions = [run.record.versions for run in self.counted]
         packages = sorted(filter(package_affects_results, {name for each in versions for name in each}))
