@@ -36,7 +36,7 @@ def parse(text: str, deepest: int = MAX_DEPTH) -> tuple[yaml.Node | None, Any]:
     try:
         if (root := loader.get_single_node()) is None:
             return None, None
-        _check(root, [], {})
+        _check(root, {})
         return root, loader.construct_document(root)
     finally:
         loader.dispose()
@@ -78,14 +78,14 @@ def _mistake(part: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError
     return yaml.MarkedYAMLError(problem=problem, problem_mark=part.start_mark)
 
 
-def _check(node: yaml.Node, above: list[yaml.Node], sizes: dict[int, int]) -> None:
-    """Check a node, to which the nodes `above` lead. Fills in the number of values below each node."""
+def _check(node: yaml.Node, sizes: dict[int, int]) -> None:
+    """Check a node. Fills in the number of values below each node: 0 until all of them are checked."""
     if id(node) in sizes:  # an alias
+        if sizes[id(node)] == 0:
+            raise _mistake(node, "contains itself")
         return
-    kind, total = node.tag.rpartition(":")[2], 1
-    tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-    if any(node is each for each in above):
-        raise _mistake(node, "contains itself")
+    sizes[id(node)], total = 0, 1
+    kind, tag = node.tag.rpartition(":")[2], node.tag.replace("tag:yaml.org,2002:", "!!")
     if isinstance(node, yaml.ScalarNode):
         if kind not in _SCALARS:
             raise _mistake(node, f"{tag}: expected a plain value, a list or a mapping")
@@ -102,7 +102,7 @@ def _check(node: yaml.Node, above: list[yaml.Node], sizes: dict[int, int]) -> No
                     raise _mistake(key, f"names must be text: put {name or 'null'} in quotes")
             parts = [value for _, value in node.value]
         for part in parts:
-            _check(part, [*above, node], sizes)
+            _check(part, sizes)
             total += sizes[id(part)]
         if total > _MOST_VALUES:
             raise _mistake(node, f"more than {_MOST_VALUES:,} values")
