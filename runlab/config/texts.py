@@ -14,7 +14,9 @@ from runlab.config.secrets import secret_in_value
 from runlab.config.terminal import escaped
 
 ENOUGH = 10  # names in an answer
-_LONGEST_LINE = 700  # of a message
+# In a message: the start, more than is shown, and the end.
+_LONG_WORD = re.compile(r"([^\s:]{100})[^\s:]{50,}([^\s:]{50})")
+_LONG_LINE = re.compile(r"(?m)^(.{350}).{100,}(.{350})$")
 _POWER_OF_TEN = re.compile(r"(?<![\w.])[0-9]{1,18}(?:\.[0-9]{1,18})?[eE]\+?[0-9]{1,2}(?![\w.])")
 _SECRET_SIZED = re.compile(r"[^\s'\"=,\[\]{}]{16,}")
 
@@ -51,10 +53,8 @@ def readable(message: str) -> str:
     message = _SECRET_SIZED.sub(
         lambda found: "(a secret)" if secret_in_value("", found[0]) else found[0], message
     )
-    long = r"([^\s:]{100})[^\s:]{50,}([^\s:]{50})"
-    message = re.sub(long, lambda word: f"{word[1]}...{word[2]} ({len(word[0]):,} characters)", message)
-    long_line = rf"(?m)^(.{{{_LONGEST_LINE // 2}}}).{{100,}}(.{{{_LONGEST_LINE // 2}}})$"
-    message = re.sub(long_line, lambda line: f"{line[1]}...{line[2]} ({len(line[0]):,} characters)", message)
+    for long in (_LONG_WORD, _LONG_LINE):
+        message = long.sub(lambda found: f"{found[1]}...{found[2]} ({len(found[0]):,} characters)", message)
     return escaped(message)
 
 
