@@ -147,11 +147,10 @@ def folder(text: str) -> Path:
 
 def existing(text: str) -> Path:
     """The kind of a folder that is there."""
-    with contextlib.suppress(RuntimeError):  # ~somebody without a home here
-        path = Path(text).expanduser().absolute()
-        if os.path.isdir(path):  # noqa: PTH112 - False also for a name that is too long
-            return path
-    raise ConfigError("no such folder")
+    path = Path(os.path.expanduser(text)).absolute()  # noqa: PTH111 - never raises
+    if not os.path.isdir(path):  # noqa: PTH112 - False also for a name that is too long
+        raise ConfigError("no such folder")
+    return path
 
 
 def runs_folder(text: str) -> Path:
