@@ -13,7 +13,7 @@ from typing import Any
 from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.cli.files import read_sweep
 from runlab.config.cli.overrides import assigned
-from runlab.config.cli.preflight import announce, more_folders, preflight
+from runlab.config.cli.preflight import announce, cores_of, more_folders, preflight
 from runlab.config.loading import to_dict
 from runlab.config.project import require
 from runlab.config.texts import first_line
@@ -62,8 +62,7 @@ def main(args: Args) -> int:
     words = sorted(word for word in args.words if word.partition("=")[0] not in _OF_A_COMMAND)
     name = f"search-{args.sweep}-{digest([words, space, args.objective])}"
     folder = Path(config.runs_dir).expanduser().absolute() / paths.SWEEPS / name
-    cores = config.num_threads + config.env.num_workers  # of a run
-    workers = args.workers or max(1, usable_cores() // cores)
+    workers = args.workers or max(1, usable_cores() // cores_of(config))
     try:
         return Search(args, space, folder, seeds, workers).run()
     except (StorageInternalError, SQLAlchemyError, OSError) as error:  # Optuna wraps most, but not all

@@ -223,8 +223,8 @@ def _beside(composed: DictConfig, num_jobs: int) -> tuple[int, list[str]]:
     return beside, [f"{_N_JOBS}={beside}"]
 
 
-def cores_of(composed: DictConfig) -> int:
-    """The cores that the run of a job uses. Values `auto` count as the least: they share what is left."""
+def cores_of(composed: DictConfig | Config) -> int:
+    """The cores that a run uses. Values `auto` count as the least: they share what is left."""
     # Wrong values are refused later.
     threads = composed.num_threads if isinstance(composed.num_threads, int) else 1
     workers = composed.env.num_workers if isinstance(composed.env.num_workers, int) else 0
