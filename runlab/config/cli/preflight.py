@@ -55,12 +55,12 @@ class Plan:
     seeds: list[int]  # of the jobs, as typed
     configs: list[Config]  # of jobs that differ only in their seed, one
     overrides: list[list[str]]  # of each configuration
-    words: list[str]  # identify the sweep, whatever its folder and launcher
+    words: list[str]  # identify a sweep, whatever its folder and launcher
     resume: bool  # the newest sweep with these arguments goes on
     accept: bool  # it may go on with changed code and libraries
-    jobs: int  # of a sweep, at the same time
+    jobs: int  # at the same time
     auto: list[str]  # lines about values that were `auto`
-    auto_keys: set[str]  # of a single run
+    auto_keys: set[str]  # of the first configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +149,12 @@ def _plan(argv: Sequence[str], beside: int) -> Plan:
             seeds=[*map(int, dict.fromkeys(seeds))],
             configs=configs,
             overrides=own_words,
-            words=_words_of_sweep(plain) if sweep else [],
+            words=_words_of_sweep(plain),
             resume=resume,
             accept=arguments.accept is not None,
-            jobs=beside if sweep else 1,
+            jobs=beside,
             auto=_about_auto(checked, own_words),
-            auto_keys=set() if sweep else checked[0].auto,
+            auto_keys=checked[0].auto,
         )
 
 
