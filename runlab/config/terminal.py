@@ -61,6 +61,11 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def takes_drawing(stream: TextIO) -> bool:
+    """True for a terminal that can move its cursor and show colours."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def raw(stream: TextIO) -> TextIO:
     """The stream behind an escaping one, for text that draws."""
     return stream.stream if isinstance(stream, _Escaping) else stream

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import shlex
 import shutil
 import subprocess
@@ -27,7 +26,7 @@ from runlab.analysis.runs import last_row, load_runs
 from runlab.config.affects_results import BOOKKEEPING_KEYS
 from runlab.config.command_args import program
 from runlab.config.project import as_typed
-from runlab.config.terminal import escaped, raw
+from runlab.config.terminal import escaped, raw, takes_drawing
 from runlab.config.texts import few, from_here
 from runlab.errors import ConfigError
 from runlab.run import paths
@@ -49,7 +48,7 @@ class SweepTable:
 
     def __init__(self, folder: Path, record: SweepRecord) -> None:
         self._folder, self._record = folder, record
-        self._in_place = _has_table()
+        self._in_place = takes_drawing(sys.stdout)
         self._changed: dict[Path, int] = {}  # when the file of a job was last changed
         self._jobs: dict[int, SweepJob] = {}
         self._slurm: dict[int, str] = {}  # Slurm's id of a job
@@ -175,10 +174,6 @@ class SweepTable:
         say(drawn, end="", stream=raw(sys.stdout))
 
 
-def _has_table() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-
-
 def _table(rows: Sequence[Sequence[str]], width: int = 1000) -> list[str]:
     """The lines of a coloured table of this width at most. The second cell of each row is a status."""
     from rich.console import Console
@@ -223,7 +218,7 @@ def show_end(record: SweepRecord, folder: Path) -> None:
         cells += [job.run_id or "no run", "" if speed is None else f"{speed:,.0f} steps/s"]
         rows.append((-math.inf if value is None else value, cells))
     best_first = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
-    if _has_table():
+    if takes_drawing(sys.stdout):
         say("\n".join(_table(best_first)), stream=raw(sys.stdout))
     else:
         for title, *cells in best_first:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shlex
 import sys
 from collections import deque
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from runlab.config.project import ALGORITHMS, as_typed
-from runlab.config.terminal import escaped, raw
+from runlab.config.terminal import escaped, raw, takes_drawing
 from runlab.config.texts import from_here
 from runlab.run.names import differences
 from runlab.run.sinks.sink import Row, RunFacts, Sink
@@ -57,7 +56,7 @@ class ConsoleSink(Sink):
         entry = ALGORITHMS.get(str(algo["name"]))
         self._of_algorithm = {} if entry is None else entry.console
         self._stream = raw(sys.stderr if stream is None else stream)
-        self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._in_place = takes_drawing(self._stream)
         self._recent: deque[tuple[float, float]] = deque(maxlen=10)  # (env_steps, wall_time_s)
         self._latest: dict[str, float] = {}
         self._left: float | None = None  # seconds
