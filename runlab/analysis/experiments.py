@@ -228,17 +228,15 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
     def shown(key: str) -> str:
         return f"{short_key(key)}={text_of(json.loads(values[key])) if key in values else 'absent'}"
 
-    changes = [] if by is None else [shown(by)]
-    changes += [text for text in run.changes if by is None or not text.startswith(f"{short_key(by)}=")]
+    words = [] if by is None else [shown(by)]
+    words += [text for text in run.changes if by is None or not text.startswith(f"{short_key(by)}=")]
     kind = run.value("algo"), run.env, run.changes
     firsts = [(shared, part[0]) for shared, part in parts]
     others = [each for each, first in firsts if (first.value("algo"), first.env, first.changes) == kind]
-    words = []
     for key in sorted({key for each in others for key in each} - {by}):
         usual = Counter(each.get(key) for each in others).most_common(1)[0][0]
         if values.get(key) != usual:
             words.append(shown(key))
-    words = [*changes, *words]
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")
         beside = (
