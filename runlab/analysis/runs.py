@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runlab.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
+from runlab.config.affects_results import key_affects_results
 from runlab.config.texts import nearest
 from runlab.errors import ConfigError
 from runlab.run import names, paths
@@ -135,8 +135,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: json_of(value)
         for key, value in leaves(config)
-        if key.partition(".")[0] not in ("seed", *BOOKKEEPING_KEYS)
-        and (key_affects_results(key) or key.startswith("eval_"))
+        if key != "seed" and (key_affects_results(key) or key.startswith("eval_"))
     }
 
 

@@ -104,8 +104,8 @@ COMPUTING_PACKAGES = ("torch", "numpy", "scipy", "gymnasium", "mujoco", "box2d",
 
 
 def key_affects_results(key: str) -> bool:
-    """True if a key of the configuration, in dotted form, may change results; see `BOOKKEEPING_KEYS` too."""
-    return {key, key.partition(".")[0]}.isdisjoint((*OBSERVER_KEYS, *EXECUTION_KEYS))
+    """True if a key of the configuration, in dotted form, may change results."""
+    return {key, key.partition(".")[0]}.isdisjoint((*BOOKKEEPING_KEYS, *OBSERVER_KEYS, *EXECUTION_KEYS))
 
 
 def package_affects_results(name: str) -> bool:

@@ -27,7 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
-from runlab.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
+from runlab.config.affects_results import key_affects_results
 from runlab.config.cli.composition import compose_job
 from runlab.config.cli.files import check_files
 from runlab.config.cli.overrides import SEARCHPATH
@@ -114,8 +114,6 @@ def _find_run(entry: SweepJob, folder: Path, more: Sequence[str]) -> Job | None:
     values = {key: value for key, value in leaves(to_dict(config)) if key_affects_results(key)}
     # On another machine `auto` may become another value, and the job has to stay the same.
     values |= {key: AUTO for key in auto if key_affects_results(key)}
-    for key in BOOKKEEPING_KEYS:
-        del values[key]
     prefix = f"{record.id.partition('-sweep-')[0]}-seed{config.seed}-{digest([record.id, entry.job, values])}"
     run_dir = run_folder(config, f"{prefix}{secrets.token_hex(2)}", entry.overrides)
     earlier = (path.parent for path in run_dir.parent.glob(f"{prefix}*/{paths.RECORD}"))

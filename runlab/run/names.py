@@ -10,7 +10,7 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
-from runlab.config.affects_results import BOOKKEEPING_KEYS, key_affects_results
+from runlab.config.affects_results import key_affects_results
 from runlab.config.loading import CONF, environment_file
 
 _MOST_LETTERS = 100  # W&B takes 128
@@ -46,8 +46,7 @@ def result_overrides(overrides: Sequence[str]) -> dict[str, str]:
     values = {}
     for word in sorted(overrides):
         key, _, value = word.lstrip("+").partition("=")
-        root = re.split(r"[./]", key)[0]
-        if key not in _PLACE and root not in ("hydra", *BOOKKEEPING_KEYS) and key_affects_results(key):
+        if key not in _PLACE and not key.startswith(("hydra.", "hydra/")) and key_affects_results(key):
             values[key] = _plain(unescaped(value.strip("'\"")))
     return values
 
