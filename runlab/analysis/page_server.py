@@ -21,8 +21,6 @@ _NOTHING = b"Only the report is served here. Its films open from the file of the
 class PageServer(ThreadingHTTPServer):
     """Serves a page until its block ends. The script of the page loads it again when it has changed."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
         super().__init__((_ADDRESS, 0), _Handler)
         self.token = secrets.token_urlsafe(24)
