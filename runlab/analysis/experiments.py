@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import mode
 from typing import Any, TypeGuard, TypeVar
 
 import xxhash
@@ -234,8 +234,7 @@ def _words(values: dict[str, str], run: Run, parts: _Parts, by: str | None) -> l
     firsts = [(shared, part[0]) for shared, part in parts]
     others = [each for each, first in firsts if (first.value("algo"), first.env, first.changes) == kind]
     for key in sorted({key for each in others for key in each} - {by}):
-        usual = Counter(each.get(key) for each in others).most_common(1)[0][0]
-        if values.get(key) != usual:
+        if values.get(key) != mode(each.get(key) for each in others):
             words.append(shown(key))
     if others.count(values) > 1:  # the same values with other code
         code = f"tree {str(run.value('git.tree'))[:7]}" if run.value("dirty") else run.value("commit")
