@@ -37,7 +37,7 @@ def main(args: Args) -> int:
         text = changes.text_between(PROJECT, a.record.git, b.record.git)
     print(f"a  {a.id}\nb  {b.id}")
     for section in SECTIONS:
-        full = section == CODE and text
+        full = text if section == CODE else None
         differences = [
             one for one in diff.differences if not (full and one.key in (diff.changed_files or ()))
         ]
@@ -46,8 +46,8 @@ def main(args: Args) -> int:
             shown.insert(0, f"  computes {diff.computation}")
         nothing = "not recorded" if section in diff.not_recorded else "equal"
         print("", section if shown or full else f"{section}: {nothing}", sep="\n")
-        if text and full:
-            print(text)
+        if full:
+            print(full)
         print(*(f"{line}\n" for line in shown), sep="", end="")
     rows = [("", "a", "b"), *_metrics(a, b)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
