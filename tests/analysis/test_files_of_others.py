@@ -145,7 +145,7 @@ def test_settings_of_any_kind_in_the_code_of_a_run_hide_no_other_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     """They declare no package."""
-    for module in ("experiments", "commands.diff"):
+    for module in ("experiments", "differences", "commands.diff"):
         monkeypatch.setattr(f"runlab.analysis.{module}.PROJECT", tmp_path)
     monkeypatch.chdir(tmp_path)
     git(tmp_path, "init", "-q")
