@@ -15,6 +15,7 @@ import pytest
 from conftest import git, write_run
 
 from runlab.__main__ import main
+from runlab.analysis import differences
 from runlab.analysis.commands import diff
 from runlab.config.terminal import escaped
 from runlab.run import paths
@@ -103,7 +104,8 @@ def test_the_text_of_a_patch_is_not_obeyed(
         (tmp_path / "new.py").write_text(text)
         git(tmp_path, "add", "new.py")
         write_run(tmp_path / "runs", number, git={"tree": git(tmp_path, "write-tree").strip()})
-    monkeypatch.setattr(diff, "PROJECT", tmp_path)
+    for module in (diff, differences):
+        monkeypatch.setattr(module, "PROJECT", tmp_path)
     assert main(["diff", "a=run-1", "b=run-2", "code=full", f"runs_dir={tmp_path / 'runs'}"]) == 0
     output = capsys.readouterr().out
     assert "\n-a = 1\n" in output
