@@ -211,10 +211,12 @@ def problems_of(runs: Sequence[RunResult], level: Level, metric: str | None) -> 
         if level in INVARIANT and run.ratio:
             yield f"{run.title}: {metric} is {run.ratio:g} and must be 0"
         elif run.digest != runs[0].digest:
-            first, other = Path(runs[0].run_dir), Path(run.run_dir)
-            if run.error and not (other / paths.TRACE).exists():
-                continue
-            compared = compare.compare_runs(first, other)
+            try:
+                compared = compare.compare_runs(Path(runs[0].run_dir), Path(run.run_dir))
+            except ConfigError:
+                if run.error:  # before the end of an iteration
+                    continue
+                raise
             if not run.error or compared.verdict == compare.DIVERGED:
                 yield f"{run.title} is not {runs[0].name}: {compare.headline(compared)}"
 

@@ -158,8 +158,9 @@ def test_a_run_that_fails_decides_nothing_unless_it_was_another_run_before(
     lines = (Path(first.run_dir) / paths.TRACE).read_text().splitlines(keepends=True)
     shutil.copytree(first.run_dir, tmp_path / "again")
     again = replace(failed, run_dir=str(tmp_path / "again"))
-    (tmp_path / "again" / paths.TRACE).write_text("".join(lines[:-1]))
-    assert [*problems_of([first, again], Level.repeat, None)] == []
+    for whole in (lines[:-1], lines[:1]):  # up to the last iteration, and before the end of the first
+        (tmp_path / "again" / paths.TRACE).write_text("".join(whole))
+        assert [*problems_of([first, again], Level.repeat, None)] == []
     digest = re.findall(r"[0-9a-f]{16,}", lines[-1])[0]
     (tmp_path / "again" / paths.TRACE).write_text("".join(lines).replace(digest, digest[::-1]))
     (problem,) = problems_of([first, again], Level.repeat, None)
