@@ -21,7 +21,7 @@ from runlab.config.cli.preflight import preflight  # noqa: E402
 from runlab.config.command_args import argument, exit_status, parse  # noqa: E402
 from runlab.config.loading import CONF, to_dict  # noqa: E402
 from runlab.errors import ConfigError  # noqa: E402
-from runlab.launch.checks import check_environments  # noqa: E402
+from runlab.launch.checks import check_configs  # noqa: E402
 from runlab.run.job import run_folder  # noqa: E402
 
 _KEYS = ("total_env_steps", "log_every", "eval_every")  # beside those of the algorithm
@@ -56,7 +56,7 @@ def write(args: Args) -> Path:
     plan = preflight([f"algo={args.algo}", f"env={args.env}"])
     if plan.sweep:
         raise ConfigError(f"algo={args.algo} env={args.env}: an experiment has one of each")
-    check_environments(plan.configs)
+    check_configs(plan.configs)
     config = plan.configs[0]
     values = to_dict(config)
     shown = {key: value for key, value in values["algo"].items() if key != "name"}

@@ -36,8 +36,7 @@ def check_plan(plan: Plan) -> None:
         require("wandb", "wandb", "logger.wandb.enabled=true")
     fitted = plan.configs
     if not in_process:  # no library may be loaded before its environment variables are set
-        check_sinks(plan.configs)
-        fitted = check_environments(plan.configs)
+        fitted = check_configs(plan.configs)
     if not plan.resume and any(config.baseline is not None for config in plan.configs):
         from runlab.analysis.baseline import check_baseline
 
@@ -74,21 +73,17 @@ def planned(words: Sequence[str]) -> Plan:
     return preflight([f"baseline={run_id}", *(word for word in words if not word.startswith("baseline="))])
 
 
-def check_sinks(configs: Sequence[Config]) -> None:
-    """Raise `ConfigError` for a sink that no installed package brings, or that has no such setting."""
+def check_configs(configs: Sequence[Config]) -> list[Config]:
+    """Make every environment once: the configurations with the values that they decide.
+
+    Raises `ConfigError` if the algorithm or this machine's memory does not fit one of them, or for a sink
+    that no installed package brings. Without this the last job of a sweep might be refused only days later.
+    """
     if any(config.logger.sinks for config in configs):
         from runlab.run.sinks import brought_sinks
 
         for config in configs:
             brought_sinks(config.logger)
-
-
-def check_environments(configs: Sequence[Config]) -> list[Config]:
-    """Make every environment once: the configurations with the values that they decide.
-
-    Raises `ConfigError` if the algorithm or this machine's memory does not fit one of them. Without this the
-    last job of a sweep might be refused only days later.
-    """
     from runlab.envs.make import check_env
 
     made, fitted = dict[str, Codec](), list[Config]()

@@ -34,7 +34,7 @@ def main(args: Args) -> int:
     """Parse, check, and become the process of the run; returns for a sweep, `--cfg` and `debug=here` only."""
     # Imported here: `make resume` imports this module, and Hydra takes a quarter of a second.
     from runlab.config.loading import to_yaml
-    from runlab.launch.checks import HERE, check_environments, check_plan, check_sinks, planned
+    from runlab.launch.checks import HERE, check_configs, check_plan, planned
 
     command = program("train", *args.overrides)
     plan = planned(args.overrides)
@@ -52,8 +52,7 @@ def main(args: Args) -> int:
         environment = worker_environment(job, os.environ)
         os.environ.clear()
         os.environ.update(environment)
-        check_sinks(plan.configs)
-        check_environments(plan.configs)
+        check_configs(plan.configs)
         from runlab.launch.worker import main as work
 
         return work()

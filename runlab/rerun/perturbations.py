@@ -18,7 +18,7 @@ from runlab.config.loading import from_dict, to_dict
 from runlab.config.schema import Config, Level, TraceDetail
 from runlab.determinism.levels import PROMISES, ROW_GROUPS
 from runlab.errors import ConfigError
-from runlab.launch.checks import check_environments, check_sinks
+from runlab.launch.checks import check_configs
 
 SHORT = 10_000  # environment steps of each run, unless the user gives total_env_steps
 # In the inverse of a proof these overrides replace the ones about the level and its threads.
@@ -80,8 +80,7 @@ def config_to_prove(words: Sequence[str]) -> tuple[Config, list[str]]:
         resolved = {"compile": str(config.compile).lower(), "num_threads": config.num_threads}
         words = [*words, *(f"{key}={value}" for key, value in resolved.items() if key not in keys)]
         config, overrides = _composed([*words, f"total_env_steps={min(steps, config.total_env_steps)}"])
-    check_sinks([config])
-    check_environments([config])
+    check_configs([config])
     return config, overrides
 
 

@@ -19,7 +19,7 @@ from runlab.envs.envs import Envs
 from runlab.envs.make import resume_note
 from runlab.envs.recorder import ActionRecorder
 from runlab.errors import ConfigError
-from runlab.launch.checks import check_environments
+from runlab.launch.checks import check_configs
 from runlab.rng import env_seeds
 
 FURTHER = 200  # steps after the snapshot
@@ -183,7 +183,7 @@ def test_an_environment_with_hidden_state_is_refused(own: str) -> None:
 def test_hidden_state_is_told_at_the_start(
     configure: Configure, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_environments([configure(f"env.id={own}")])
+    check_configs([configure(f"env.id={own}")])
     assert ("runs in it cannot be resumed" in capsys.readouterr().err) == (own in KINDS[2:])
 
 
