@@ -143,6 +143,8 @@ def _rows(stacked: Any) -> Iterator[Any]:
 def _on_cpu(function: Function) -> Function:
     # A C++ wrapper calls the kernels of a small update in half the time of a Python wrapper.
     options: dict[str, Any] = {"cpp_wrapper": True}
+    # Without this, each process compiles a loop anew. Its code is part of the key, whatever the name says.
+    options["unsafe_marked_cacheable_functions"] = {"torch.ops.higher_order.scan": torch.__version__}
     from runlab.determinism.onednn import ProductsByOneDNN, onednn_is_faster  # imports the compiler
 
     if onednn_is_faster():

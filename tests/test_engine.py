@@ -11,7 +11,9 @@ import pytest
 import torch
 from conftest import ON_LEARNING, TRIED_IN, Configure, Programs, small
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch._inductor.exc import CppCompileError
+from torch._inductor.utils import fresh_cache
 from torch.profiler import profile
 from torch.utils import _pytree as pytree
 
@@ -132,6 +134,24 @@ def test_a_loop_of_updates_is_one_program_with_the_results_of_single_ones(
     assert programs() == 3  # of both factors, and of the start, whose leaves share memory
     assert [tuple(state.steps.tolist() for state, _ in plain)] == [(updates, 2.0 * updates, 3.0 * updates)]
     assert all(metrics.shape == (updates, 3) for _, metrics in plain)
+
+
+def test_the_next_process_finds_the_program_of_a_loop_and_no_other(programs: Programs) -> None:
+    """The number is a constant of the program. Only the compiler's files are left between two of these."""
+    rows, zeros, found = Row(torch.ones(4, 3), torch.arange(1.0, 5.0)), torch.zeros(3), []
+    with fresh_cache():
+        for factor in (0.5, 0.75, 0.5):
+            torch.compiler.reset()
+            counters.clear()
+            chain, start = Chain(), State(zeros, zeros + 1.0, torch.zeros(()))
+            chain.factor = factor
+            plain, compiled = (
+                Engine(compiles).scan(chain.update, start, rows, zeros + 0.1, 0.2)
+                for compiles in (False, True)
+            )
+            torch.testing.assert_close(compiled, plain)
+            found.append((programs(), counters["aot_autograd"]["autograd_cache_hit"]))
+    assert found == [(1, 0), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

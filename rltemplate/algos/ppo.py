@@ -330,7 +330,7 @@ class PPO(OnPolicyAlgorithm):
         config = self.config
         grad, metrics = gradient(self.loss, net.params, mb, coef)
         clipped, norm = clip_by_norm(grad, config.max_grad_norm)
-        stacked = torch.stack(Metrics(**metrics, optim_grad_norm=norm))
+        stacked = torch.stack([*Metrics(**metrics, optim_grad_norm=norm)])
         return PPOReport(stacked, grad), adam(net, clipped, coef.learning_rate, config.adam_eps)
 
     def loss(self, params: Tensor, mb: Minibatch, coef: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:

@@ -131,13 +131,14 @@ class SAC(OffPolicyAlgorithm[Learned, Inputs, LearningRates]):
             )
             alpha_grad, loss_alpha = gradient(self.alpha_loss, log_alpha, log_prob)
             metrics = ActorMetrics(loss, -log_prob, loss_alpha, kernels.exp(log_alpha).squeeze())
-            reports.append((torch.stack(metrics), actor_grad))
+            reports.append((torch.stack([*metrics]), actor_grad))
             actor = adam(learned.actor, actor_grad, rates.actor, config.adam_eps)
             if config.learn_alpha:
                 alpha = adam(alpha, alpha_grad, rates.alpha, config.adam_eps)
             learned = Learned(actor, critic, target, alpha)
         actor_metrics, actor_grads = zip(*reports, strict=True) if reports else ((), ())
-        report = UpdateReport(td_target, torch.stack(critic_metrics), critic_grad, actor_metrics, actor_grads)
+        stacked = torch.stack([*critic_metrics])  # a list: torch caches no program with a NamedTuple
+        report = UpdateReport(td_target, stacked, critic_grad, actor_metrics, actor_grads)
         return report, learned
 
     def critic_loss(
