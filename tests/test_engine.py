@@ -136,6 +136,7 @@ def test_a_loop_of_updates_is_one_program_with_the_results_of_single_ones(
     assert all(metrics.shape == (updates, 3) for _, metrics in plain)
 
 
+@pytest.mark.long
 def test_the_next_process_finds_the_program_of_a_loop_and_no_other(programs: Programs) -> None:
     """The number is a constant of the program. Only the compiler's files are left between two of these."""
     rows, zeros, found = Row(torch.ones(4, 3), torch.arange(1.0, 5.0)), torch.zeros(3), []
