@@ -7,6 +7,7 @@ beside its baseline.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ sys.path.insert(0, str(ROOT))
 from runlab.config.cli.preflight import preflight  # noqa: E402
 from runlab.config.command_args import argument, exit_status, parse  # noqa: E402
 from runlab.config.loading import CONF, to_dict  # noqa: E402
-from runlab.errors import ConfigError  # noqa: E402
+from runlab.errors import ConfigError, in_a_line  # noqa: E402
 from runlab.launch.checks import check_configs  # noqa: E402
+from runlab.run.files import replace_text  # noqa: E402
 from runlab.run.job import run_folder  # noqa: E402
 
 _KEYS = ("total_env_steps", "log_every", "eval_every")  # beside those of the algorithm
@@ -71,12 +73,11 @@ def write(args: Args) -> Path:
         recipe=f"recipe {config.recipe}" if config.recipe else f"conf/algo/{args.algo}.yaml",
         values="".join(f"# {line}\n" for line in listed.splitlines()).rstrip(),
     )
-    path.parent.mkdir(exist_ok=True)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"name={args.name}: {path.relative_to(ROOT)} is there already") from None
+    if os.path.lexists(path):
+        raise ConfigError(f"name={args.name}: {path.relative_to(ROOT)} is there already")
+    with in_a_line(f"{path} cannot be written"):
+        path.parent.mkdir(exist_ok=True)
+        replace_text(path, [text])
     return path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, copy_project, run
+from conftest import ROOT, copy_project, full_disk, run
 
 from runlab.errors import ConfigError
 
@@ -60,3 +60,12 @@ def test_what_cannot_become_an_experiment_is_refused(
     with pytest.raises(ConfigError, match=re.escape(message)):
         script["write"](script["Args"](**{"name": "other", **words}))
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one would be an experiment that changes nothing."""
+    script = runpy.run_path(str(ROOT / "scripts" / "new_experiment.py"))
+    monkeypatch.setitem(script["write"].__globals__, "CONF", tmp_path)
+    with full_disk(100), pytest.raises(ConfigError, match=r"mine\.yaml cannot be written: File too large"):
+        script["write"](script["Args"](name="mine"))
+    assert not [*(tmp_path / "experiment").iterdir()]
