@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -49,8 +48,6 @@ def main(argv: list[str] | None = None) -> int:
     except Interrupted as stopped:
         print("interrupted, so there is no answer", file=sys.stderr)
         status = 128 + stopped.number
-    except KeyboardInterrupt:
-        status = 130
     except BrokenPipeError:
         pass
     except OSError as error:
@@ -81,8 +78,6 @@ def _run(argv: list[str]) -> int:
         print(usage(name, module.Args))
         return 0
     args = parse(words, module.Args)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     status: int = module.main(args)
     return status
 

@@ -35,6 +35,12 @@ def reported(number: int | None) -> signal.Signals:
     return signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
 
 
+def end_at_once(number: int) -> None:
+    """End this process by a signal, as if it were not handled."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 class SignalHandler:
     """A handler for this process alone, which does nothing; a process that is forked from it is ended.
 
@@ -48,14 +54,32 @@ class SignalHandler:
         if os.getpid() == self._process:
             self.handle(number)
         else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            end_at_once(number)
 
     def handle(self, number: int) -> None:
         """Act on a signal."""
 
     def answer(self, number: int) -> None:
         """Say that a signal was heard for which `handle` has to wait (`stop_signals_wait`)."""
+
+
+class Interrupt(SignalHandler):
+    """Raises KeyboardInterrupt, so that temporary files are removed. Later signals end the process at once.
+
+    `exit_status` is the one after the first signal.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exit_status = 128 + signal.SIGINT
+        self._since: float | None = None
+
+    def handle(self, number: int) -> None:
+        if self._since is None:
+            self._since, self.exit_status = time.monotonic(), 128 + reported(number)
+            raise KeyboardInterrupt
+        if number == signal.SIGINT or time.monotonic() - self._since > _SAME_REQUEST_S:
+            end_at_once(number)
 
 
 @contextlib.contextmanager
@@ -115,5 +139,4 @@ class Stop(SignalHandler):
             again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             self.answer(number, f"after this iteration; another {again} ends it at once")
         elif now - self._since > _SAME_REQUEST_S:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            end_at_once(number)

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from runlab.config.command_args import argument, exit_status, parse, switch  # noqa: E402
 from runlab.errors import ConfigError  # noqa: E402
+from runlab.signals import stop_signals_wait  # noqa: E402
 
 KEPT = ("LICENSE", "requirements.lock", "runlab/")  # a lock names other projects
 FIRST_PAGES = "scripts/fork"  # of a fork, in which the words PROJECT and TEMPLATE stand for names
@@ -189,15 +190,16 @@ def main() -> int:
         raise ConfigError(
             f"Commit your work first ({number} files changed), to have a way back; or force=true."
         )
-    rewritten = rename(ROOT, old, new)
-    if (ROOT / FIRST_PAGES).is_dir():
-        begin(ROOT, old, new, args.keep)
-    tidy(ROOT, rewritten)
-    print(
-        f"{old} is now {new} ({len(rewritten)} files). "
-        "Look at it with 'git diff', run 'make lint test', then commit."
-    )
-    print("LICENSE keeps the line of the template's authors; add your own above it. Fill in README.md.")
+    with stop_signals_wait():  # half of a renaming would look like a whole one to the next call
+        rewritten = rename(ROOT, old, new)
+        if (ROOT / FIRST_PAGES).is_dir():
+            begin(ROOT, old, new, args.keep)
+        tidy(ROOT, rewritten)
+        print(
+            f"{old} is now {new} ({len(rewritten)} files). "
+            "Look at it with 'git diff', run 'make lint test', then commit."
+        )
+        print("LICENSE keeps the line of the template's authors; add your own above it. Fill in README.md.")
     return 0
 
 

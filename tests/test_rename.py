@@ -19,6 +19,17 @@ LATIN = b"# -*- coding: latin-1 -*- \xe9\n"  # not UTF-8
 SHORT = small(
     "ppo", "total_env_steps=128", "checkpoint_every=64", "eval_every=0", "video_every=0", "logger=none"
 )
+# A renaming that a signal reaches half-way.
+SIGNALLED = """
+import os, runpy, signal, sys
+script = runpy.run_path("scripts/rename.py")
+main = script["main"]
+def begin(*args):
+    os.kill(os.getpid(), signal.SIGTERM)
+    script["begin"](*args)
+main.__globals__["begin"] = begin
+sys.exit(script["exit_status"](main))
+"""
 MOST_FILES = 75  # the package, and the tests and pages of its algorithms
 
 
@@ -136,8 +147,8 @@ def test_bad_words_are_refused_and_nothing_changes(clone: Path) -> None:
 
 def test_a_renamed_fork_works_and_can_be_renamed_again(clone: Path) -> None:
     licence = (clone / "LICENSE").read_text()
-    done = rename(clone, f"name={NEW}")
-    assert done.returncode == 0, done.stderr
+    done = python(clone, "-c", SIGNALLED, f"name={NEW}")  # which is finished first
+    assert (done.returncode, done.stdout[: len(NAME) + 8]) == (143, f"{NAME} is now "), done.stderr
     assert not (clone / NAME).exists()
     assert (clone / "own.md").read_text() == f"about {NEW}, x{NAME} and {NEW}_home\n"
     assert (clone / "picture").read_bytes() == f"{NAME} \xff\0".encode("latin1")

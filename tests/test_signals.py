@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, run
 
+from runlab.config.command_args import exit_status
 from runlab.signals import SignalHandler, stop_signals, stop_signals_wait
 
 
@@ -35,6 +38,22 @@ def test_a_child_of_an_environment_can_be_ended_by_a_signal(guarded: bool) -> No
         assert status == (-signal.SIGTERM if guarded else 7)
         os.kill(os.getpid(), signal.SIGTERM)
     assert heard == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_asked_to_end_removes_its_temporary_files(number: int, status: int) -> None:
+    """The signal may come twice: from a terminal, and from a program around the command."""
+    made = list[Path]()
+
+    def work() -> None:
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as cleaning:
+            made.append(Path(folder))
+            cleaning.callback(os.kill, os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
+            time.sleep(5.0)
+
+    assert exit_status(work) == status
+    assert not made[0].exists()
 
 
 COMPILES = """

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from runlab.config.texts import choose, readable, with_digits
 from runlab.errors import REFUSED, ConfigError, RunError, in_a_line, no_more_processes
+from runlab.signals import Interrupt, stop_signals
 
 # Converts the text of a value; raises `ConfigError` that names the expected values.
 Kind = Callable[[str], Any]
@@ -185,9 +186,16 @@ def make_folder(key: str, folder: Path) -> None:
 
 
 def exit_status(work: Callable[[], int | None]) -> int:
-    """Do the `work` of a process; its exit status. An error for the user is printed in a line or two."""
+    """Do the `work` of a process; its exit status. An error for the user is printed in a line or two.
+
+    A signal that asks the process to end is a KeyboardInterrupt in `work`, which removes temporary files.
+    """
+    interrupt = Interrupt()
     try:
-        return work() or 0
+        with stop_signals(interrupt):
+            return work() or 0
+    except KeyboardInterrupt:
+        return interrupt.exit_status
     except (ConfigError, RunError) as error:
         print(f"error: {readable(str(error))}", file=sys.stderr)
         return REFUSED if isinstance(error, ConfigError) else 1

@@ -313,8 +313,10 @@ def test_a_refusal_waits_for_no_large_library(tmp_path: Path) -> None:
     assert rest == ""
 
 
-@pytest.mark.parametrize("module", ["runlab", "runlab.launch.worker", None])
-def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path, module: str | None) -> None:
+@pytest.mark.parametrize(
+    ("module", "status"), [("runlab", 130), ("runlab.launch.worker", -signal.SIGINT), (None, 130)]
+)
+def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path, module: str | None, status: int) -> None:
     slow = tmp_path / "yaml.py"
     slow.write_text("import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(30)\n")
     line = ["-P", "-m", module, "train"] if module else [str(ROOT / "scripts" / "train.py")]
@@ -323,7 +325,7 @@ def test_ctrl_c_before_anything_began_says_nothing(tmp_path: Path, module: str |
     process = subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, start_new_session=True)
     until((tmp_path / "reached").exists)
     process.send_signal(signal.SIGINT)
-    assert (process.communicate(timeout=30), process.returncode) == ((b"", b""), -signal.SIGINT)
+    assert (process.communicate(timeout=30), process.returncode) == ((b"", b""), status)
 
 
 def test_help_is_for_standard_output_whoever_closes_it(tmp_path: Path) -> None:
