@@ -126,7 +126,8 @@ def _fits(trial: FrozenTrial, ranges: Mapping[str, BaseDistribution]) -> bool:
 def open_database(url: str) -> RDBStorage:
     """A study's storage in a database, where trials without a sign of life can be queued again.
 
-    Raises ConfigError for a wrong URL, of which it shows nothing: it may hold a password.
+    Raises ConfigError for a wrong URL, of which it shows nothing, since it may hold a password, and for what
+    is no database of this Optuna.
     """
     if url.startswith("postgresql:"):
         require("psycopg", "postgres", "storage")
@@ -146,6 +147,8 @@ def open_database(url: str) -> RDBStorage:
         raise ConfigError(f"storage: {first_line(error.__cause__ or error)}") from None
     except (ArgumentError, ValueError):
         raise ConfigError("storage: expected a URL of SQLAlchemy as in postgresql://USER@HOST/NAME") from None
+    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:  # the last: of another Optuna
+        raise ConfigError(f"storage: cannot be opened: {first_line(error.__cause__ or error)}") from error
 
 
 class _Lock(JournalFileOpenLock):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
 import os
 import re
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -441,6 +443,26 @@ def test_a_wrong_study_is_refused_before_anything_is_made(
     assert str(refused.value).startswith(answer)
     assert "PW" not in str(refused.value)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_database_that_is_none_of_this_optuna_is_refused(tmp_path: Path) -> None:
+    """As one that is damaged or of another version."""
+    file = tmp_path / "study.db"
+
+    def refuse(answer: str) -> None:
+        with pytest.raises(ConfigError, match=f"storage: cannot be opened: .*{answer}"):
+            search_in(tmp_path / "runs", "trials=1", f"storage=sqlite:///{file}")
+        assert not (tmp_path / "runs").exists()
+
+    file.write_bytes(b"x" * 4096)
+    refuse("file is not a database")
+    file.unlink()
+    open_database(f"sqlite:///{file}")
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("update alembic_version set version_num = 'v0'")
+        database.execute("update version_info set schema_version = 1, library_version = '9.9.9'")
+        database.commit()
+    refuse("set up by optuna 9.9.9")
 
 
 def test_a_journal_that_was_cut_in_a_line_goes_on_and_another_file_is_refused(
