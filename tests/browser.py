@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import time
-from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,3 @@ class Browser:
     def move(self, x: float, y: float, kind: str = "mouseMoved", **more: Any) -> None:
         """An event of the mouse in the window."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
-
-    def picture(self, path: Path) -> None:
-        """Write what the window shows as PNG."""
-        path.write_bytes(b64decode(self.call("Page.captureScreenshot")["data"]))
