@@ -64,8 +64,7 @@ class Ours:
         from runlab.determinism import switches
 
         self.config, self.is_ppo = configuration(job), WORKS[job.work].algo == "ppo"
-        level = self.config.determinism
-        switches.apply(level, self.config.num_threads, self.config.compile, self.config.device.name)
+        switches.apply(self.config)
         self.algorithm, self.envs = project().build(self.config)
 
     def facts(self) -> Facts:

@@ -21,7 +21,7 @@ from runlab.determinism.libraries import of_torch, openblas
 from runlab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from runlab.config.schema import DeterminismConfig
+    from runlab.config.schema import Config, DeterminismConfig
 
 _DETERMINISTIC: Any = torch.utils.deterministic  # an attribute is missing from torch's type stubs
 # MKL's conditional numerical reproducibility ("Intel oneMKL Developer Guide", CNR mode): the number that the
@@ -37,17 +37,15 @@ _BACKENDS = (
 )
 
 
-def apply(
-    switches: DeterminismConfig, num_threads: int, compiles: bool = False, device: str = "cpu"
-) -> dict[str, Any]:
+def apply(config: Config) -> dict[str, Any]:
     """Set everything that the process itself can set; the settings in force, read back from the libraries.
 
-    `compiles` says whether the run compiles its updates. Raises `ConfigError` naming the first setting that
-    cannot be had, and what to use instead.
+    Raises `ConfigError` naming the first setting that cannot be had, and what to use instead.
     """
+    switches, num_threads = config.determinism, config.num_threads
     torch.set_num_threads(num_threads)
     denormals.keep_in_threads(rescan=True)
-    if compiles:
+    if config.compile:
         programs.use_cache()
         torch.use_deterministic_algorithms(switches.deterministic_algorithms)
     else:
@@ -57,10 +55,10 @@ def apply(
     torch.backends.cudnn.benchmark = switches.cudnn_benchmark
     torch.backends.cudnn.deterministic = switches.cudnn_deterministic
     torch.backends.cuda.matmul.fp32_precision = switches.float32_precision
-    on_gpu, products = resolve_device(device).type == "cuda", switches.products.name
+    on_gpu, products = resolve_device(config.device.name).type == "cuda", switches.products.name
     if on_gpu and products == "blas":
         raise ConfigError(
-            f"device={device}: determinism.products=blas is about CPUs; use device=cpu, or "
+            f"device={config.device}: determinism.products=blas is about CPUs; use device=cpu, or "
             "determinism=invariant with products=tiled"
         )
     products = "tiled" if on_gpu and products == "auto" else on_cpu(products)

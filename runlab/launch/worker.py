@@ -44,7 +44,7 @@ def run(job: Job) -> int:
 def _run(job: Job) -> int:
     job = with_named_choices(job)
     config = job.config
-    settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
+    settings = switches.apply(config)
     training = TrainingRun(job)
     stop = Stop(training.message)
     with contextlib.ExitStack() as signals, training, exits_are_errors():

@@ -236,7 +236,7 @@ def try_checks(file: str, *names: str) -> None:
     from runlab.envs.global_rng import seed_global_rng
 
     config = Job.from_environment().config
-    settings = switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
+    settings = switches.apply(config)
     seed_global_rng(config.seed)
     algorithm, _ = project().build(config)
     results: dict[str, Any] = {}

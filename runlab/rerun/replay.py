@@ -160,7 +160,7 @@ def replay(job: Job, request: Request) -> None:
     if request.form != FORM:
         raise ConfigError(f"this code is of another version; use {as_typed('compare')} in a worktree of it")
     config = job.config
-    switches.apply(config.determinism, config.num_threads, config.compile, config.device.name)
+    switches.apply(config)
     if request.event is not None and not config.compile:  # the switch would cause a new compilation
         # With deterministic algorithms, torch then fills uninitialised memory, and such operations agree.
         deterministic: Any = torch.utils.deterministic  # the attribute is missing from torch's type stubs

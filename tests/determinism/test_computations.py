@@ -27,7 +27,7 @@ from runlab.config.loading import from_dict
 from runlab.determinism import computations, switches
 
 config = from_dict(json.loads(sys.stdin.read()))
-settings = switches.apply(config.determinism, config.num_threads)
+settings = switches.apply(config)
 print(json.dumps(computations.digests(computations.CPU, False, False, f"{settings}")))
 """
 # Variables by which libraries take code for another processor, and the parts that this code computes.

@@ -36,7 +36,7 @@ def attempt(function, *arguments):
     except ConfigError as error:
         return {"refused": str(error)}
 
-settings = seen = attempt(switches.apply, level, config.num_threads)
+settings = seen = attempt(switches.apply, config)
 if "refused" not in settings:
     seen = {"digests": golden.digests(), "check": attempt(golden.check, level, False)}
     level.golden = seen["digests"] | {"tanh": seen["digests"]["tanh"][::-1]}
@@ -114,10 +114,10 @@ def test_a_variable_that_did_not_take_is_caught(answers: dict[str, dict[str, Any
 
 
 def test_a_gpu_is_no_cpu(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    profiled = configure("determinism=profile")
+    profiled = configure("determinism=profile", "device=cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"device=cuda: .* use device=cpu, or determinism=invariant"):
-        switches.apply(profiled.determinism, torch.get_num_threads(), device="cuda")
+        switches.apply(profiled)
     torch.set_deterministic_debug_mode("default")
 
 

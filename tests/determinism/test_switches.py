@@ -30,9 +30,9 @@ from runlab.config.loading import from_dict
 from runlab.determinism import checks, switches
 from runlab.errors import ConfigError
 config = from_dict(json.loads(sys.stdin.read()))
-level, seen = config.determinism, {}
+seen = {}
 try:
-    seen["settings"] = switches.apply(level, config.num_threads, config.compile)
+    seen["settings"] = switches.apply(config)
     x = torch.randn(300_003, generator=torch.Generator().manual_seed(3))
     seen["sum"] = float(x.sum())  # each thread has a part of its own
     torch.set_num_threads(1)
@@ -99,7 +99,7 @@ def test_a_switch_that_did_not_take_stops_the_run(
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     try:
         with pytest.raises(ConfigError, match="python_hash_seed should be 0 and is 7"):
-            switches.apply(config.determinism, torch.get_num_threads())
+            switches.apply(config)
     finally:
         torch.set_deterministic_debug_mode("default")
 
@@ -157,7 +157,7 @@ torch.set_num_threads(2)
 config, seen = from_dict(json.loads(sys.stdin.read())), {"at first": kept()}
 torch.set_flush_denormal(False)  # in this thread alone
 seen |= {"in part": kept(), "pool": denormals.flushed_in_pool()}
-seen["settings"] = switches.apply(config.determinism, config.num_threads)
+seen["settings"] = switches.apply(config)
 seen["all"] = kept()
 # A step of an environment starts one more thread while a library flushes.
 torch.set_num_threads(3)
