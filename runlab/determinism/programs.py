@@ -62,7 +62,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return path / f"machine-{machine_key(environment)}"
 
 
-def use_cache() -> Path:
+def use_cache() -> None:
     """Let the compiler use this machine's folder, without damaged programs; called before it is imported.
 
     Raises NoCompilerError without a compiler, and if the folder cannot be had.
@@ -79,16 +79,14 @@ def use_cache() -> Path:
             "another place for programs"
         ) from error
     os.environ[CACHE_DIR] = str(folder)
-    return folder
 
 
-def remove_damaged(folder: Path) -> list[Path]:
-    """Remove programs that were not written to their end; the paths.
+def remove_damaged(folder: Path) -> None:
+    """Remove programs that were not written to their end.
 
     The compiler writes a program under its final name, and later takes what has this name. After a full disk
     or a kill while it writes, every run would end: with an error, or by a signal when the program is loaded.
     """
-    removed = []
     for path in folder.rglob("*.*"):
         if path.suffix in (".so", ".cpp", ".py") and not _is_whole(path):
             lock = FileLock(folder / "locks" / f"{path.name.partition('.')[0]}.lock")
@@ -96,8 +94,6 @@ def remove_damaged(folder: Path) -> list[Path]:
             with suppress(Timeout, FileNotFoundError), lock.acquire(timeout=0):
                 if not _is_whole(path):  # still, or the other process has just made it
                     path.unlink()
-                    removed.append(path)
-    return removed
 
 
 def remove_all(folder: Path) -> bool:

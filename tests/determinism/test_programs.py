@@ -77,14 +77,14 @@ def test_half_written_programs_are_removed_and_those_under_way_stay(tmp_path: Pa
     for name, content in contents.items():
         (tmp_path / "ab" / name).write_bytes(content)
     with FileLock(tmp_path / "locks" / "busy.lock"):
-        removed = {path.name for path in remove_damaged(tmp_path)}
-    assert removed == {"cut.main.so", "short.so", "zeros.so", "empty.so", "empty.main.cpp"}
-    assert {path.name for path in (tmp_path / "ab").iterdir()} == contents.keys() - removed
+        remove_damaged(tmp_path)
+    assert {path.name for path in (tmp_path / "ab").iterdir()} == {"whole.main.so", "full.py", "busy.main.so"}
 
 
 def test_the_compiler_gets_a_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_DIR, str(tmp_path / "cache"))
-    assert str(use_cache()) == os.environ[CACHE_DIR] == str(cache_folder(os.environ))
+    use_cache()
+    assert os.environ[CACHE_DIR] == str(cache_folder(os.environ)) != str(tmp_path / "cache")
 
 
 def test_a_compiler_that_falls_back_to_other_instructions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
