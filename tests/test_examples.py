@@ -25,4 +25,4 @@ def test_rewards_over_a_set_depend_on_the_hash_seed() -> None:
 
     first = rewards(0)
     assert rewards(0) == first
-    assert {rewards(seed) for seed in (1, 2, 3)} != {first}
+    assert any(rewards(seed) != first for seed in (1, 2, 3))
