@@ -18,6 +18,7 @@ from runlab.config.loading import to_dict
 from runlab.config.schema import Config
 from runlab.determinism import denormals, switches
 from runlab.determinism.levels import prepared
+from runlab.determinism.libraries import of_torch
 from runlab.determinism.switches import resolve_device
 from runlab.envs.envs import Envs
 from runlab.errors import ConfigError
@@ -87,20 +88,22 @@ def test_no_variable_takes_threads_away(report: Report, repeat: dict[str, Any]) 
     assert repeat["sum"] != repeat["sum of one thread"], "the sum cannot tell how many threads there are"
     assert limited["sum"] == repeat["sum"]
     assert limited["settings"]["blas_threads"] == 2
-    dynamic = report("num_threads=2", **{"!OMP_DYNAMIC": "true"})
-    assert "openmp_dynamic should be False and is True" in dynamic["refused"]
 
 
 def test_a_switch_that_did_not_take_stops_the_run(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process was not prepared: its hash seed is another one than the level asks for."""
-    config = configure()
+    """The process was not prepared: its hash seed is another one than the level asks for, or its OpenMP."""
+    config, let_openmp_choose = configure(), of_torch("omp_set_dynamic")
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     try:
         with pytest.raises(ConfigError, match="python_hash_seed should be 0 and is 7"):
             switches.apply(config)
+        let_openmp_choose(1)  # as OMP_DYNAMIC=true does at its start
+        with pytest.raises(ConfigError, match="openmp_dynamic should be False and is True"):
+            switches.apply(config)
     finally:
+        let_openmp_choose(0)
         torch.set_deterministic_debug_mode("default")
 
 
