@@ -6,12 +6,13 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ON_LEARNING, TRIED_IN, Configure, build, run_train, small
+from conftest import ON_LEARNING, TRIED_IN, Configure, build, job_in, small
 from gymnasium.envs.toy_text import frozen_lake
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from runlab.determinism.levels import prepared
 from runlab.determinism.libraries import openblas_kernels
 from runlab.errors import ConfigError
 from runlab.interfaces import ForwardPass
+from runlab.launch.worker import run
 from runlab.machine import cpu_identity
 from runlab.run.training_run import check_level
 
@@ -255,9 +257,17 @@ def test_elementary_functions_agree_with_torch(name: str) -> None:
         agree(lambda: [function(x)], "blas", 1e-8, rtol=1e-5)
 
 
-def test_a_run_is_refused_where_its_level_does_not_hold(fork: Path, tmp_path: Path) -> None:
+def test_a_run_is_refused_where_its_level_does_not_hold(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At every start the checks of the level are tried with the networks of the run."""
-    words = ["determinism=invariant", "determinism.products=plain", "env=CartPole", "num_threads=1"]
-    done = run_train(fork, tmp_path, *words, "run_dir=run", status=2)
-    assert "with products=plain the policy network gives a row other bits in a batch of" in done.stderr
+    config = configure("determinism=invariant", "determinism.products=plain", "env=CartPole")
+    for name, value in prepared({}, config.determinism, config.num_threads).items():
+        monkeypatch.setenv(name, value)
+    refused = "with products=plain the policy network gives a row other bits in a batch of"
+    try:
+        with pytest.raises(ConfigError, match=refused):
+            run(replace(job_in(tmp_path / "run", configure), config=config))
+    finally:
+        torch.set_deterministic_debug_mode("default")
     assert not (tmp_path / "run").exists()
