@@ -14,11 +14,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from conftest import NAME, SHRUNK, RecordedRun, git, program, run, run_train
+from conftest import NAME, SHRUNK, Configure, RecordedRun, git, job_in, program, run, run_train
 
 from runlab.analysis.compare import compare_runs
+from runlab.determinism import switches
 from runlab.errors import ConfigError
-from runlab.rerun import zoom
+from runlab.rerun import replay, zoom
 from runlab.rerun.commands import compare
 from runlab.rerun.recorded_code import Code
 from runlab.rerun.ulp import compare_arrays
@@ -129,8 +130,8 @@ def test_long_lists_are_cut_in_the_text() -> None:
 def test_recorded_code_of_another_version_is_named(recorded_run: RecordedRun, tmp_path: Path) -> None:
     b, project = other_trace(recorded_run, tmp_path / "copy"), tmp_path / "project"
     git(tmp_path, "clone", "-q", str(recorded_run.project), str(project))
-    replay = project / "runlab" / "rerun" / "replay.py"
-    replay.write_text(re.sub(r"(?m)^FORM = \d+$", "FORM = 0", replay.read_text()))
+    file = project / "runlab" / "rerun" / "replay.py"
+    file.write_text(re.sub(r"(?m)^FORM = \d+$", "FORM = 0", file.read_text()))
     git(project, "commit", "-qam", "another form")
     (head,) = git(project, "rev-parse", "HEAD").split()
     record = RunRecord.read(b)
@@ -139,14 +140,19 @@ def test_recorded_code_of_another_version_is_named(recorded_run: RecordedRun, tm
         zoom_in(compare_runs(b, recorded_run.run_dir), project=project)
 
 
-def test_a_damaged_checkpoint_is_named(recorded_run: RecordedRun, tmp_path: Path) -> None:
-    whole, damaged = recorded_run.run_dir, other_trace(recorded_run, tmp_path / "copy")
-    project = Path(shutil.copytree(recorded_run.project, tmp_path / "project"))
-    path = damaged / "checkpoints" / "step_64.pt"
+def test_a_damaged_checkpoint_is_named(
+    recorded_run: RecordedRun, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switches, "apply", lambda _: {})  # of the whole process
+    path = Path(shutil.copytree(recorded_run.run_dir, tmp_path / "copy")) / "checkpoints" / "step_64.pt"
     path.write_bytes(path.read_bytes()[:-100])
+    request = replay.Request(folder=str(tmp_path), iteration=3, checkpoint=str(path))
     with pytest.raises(ConfigError, match=r"step_64\.pt is damaged"):
-        zoom_in(compare_runs(damaged, whole), project)
-    # Only what both have and what lies before the divergence.
-    assert [zoom._common_start([damaged, whole], steps) for steps in (95, 31)] == [64, None]
+        replay.replay(job_in(tmp_path, configure), request)
+
+
+def test_runs_begin_again_at_the_last_checkpoint_of_both_before_they_part(recorded_run: RecordedRun) -> None:
+    whole = recorded_run.run_dir
+    assert [zoom._common_start([whole, whole], steps) for steps in (95, 31)] == [64, None]
     arguments = compare.Args(a=str(whole), b=str(whole), zoom=True)
     assert compare.main(arguments) == 0  # identical, so there is nothing to zoom in on
