@@ -52,9 +52,8 @@ class Request:
 
     `checkpoint` is a file, or None for the beginning. The iteration `iteration` is traced by step and update.
     Tensors and operations of its event `event` number `index` (or ITERATION) are kept. With `since`,
-    operations are kept from the end of that earlier event on, because the
-    first item of an event may be made before the event begins.
-    Files are written to `folder`.
+    operations are kept from the end of that earlier event on, because the first item of an event may be made
+    before the event begins. Files are written to `folder`.
     """
 
     folder: str
@@ -64,6 +63,16 @@ class Request:
     index: int = 0
     since: tuple[str, int] | None = None
     form: int = FORM
+
+    @classmethod
+    def parse(cls, text: str) -> Request:
+        """The request in a command line. Raises ConfigError for one of another version."""
+        values = json.loads(text)
+        if values["form"] != FORM:  # it may have other fields
+            raise ConfigError(
+                f"this code is of another version; use {as_typed('compare')} in a worktree of it"
+            )
+        return cls(**values)
 
 
 class _KeptDigest(str):
@@ -157,8 +166,6 @@ def _places(trace: str | None) -> list[str]:
 
 def replay(job: Job, request: Request) -> None:
     """Carry out the request. Raises ConfigError if the run cannot be run again here."""
-    if request.form != FORM:
-        raise ConfigError(f"this code is of another version; use {as_typed('compare')} in a worktree of it")
     config = job.config
     switches.apply(config)
     if request.event is not None and not config.compile:  # the switch would cause a new compilation
@@ -184,5 +191,4 @@ def replay(job: Job, request: Request) -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    wanted = Request(**json.loads(sys.argv[1]))
-    sys.exit(exit_status(lambda: replay(Job.from_environment(), wanted)))
+    sys.exit(exit_status(lambda: replay(Job.from_environment(), Request.parse(sys.argv[1]))))

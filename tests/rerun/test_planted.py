@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -82,7 +81,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str
         _: object, command: Sequence[str], environment: Mapping[str, str], log: Path, **__: object
     ) -> int:
         assert command[-2] == replay.__name__
-        request = replay.Request(**json.loads(command[-1]))
+        request = replay.Request.parse(command[-1])
         with contextlib.ExitStack() as stack:
             stack.enter_context(planted.get(log.parent.name, contextlib.nullcontext)())
             patch = stack.enter_context(pytest.MonkeyPatch.context())
