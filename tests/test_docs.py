@@ -6,13 +6,14 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 from conftest import NAME, ROOT, RecordedRun, git, program, record, run
 
+from runlab.__main__ import main
 from runlab.config.cli.preflight import preflight
 from runlab.errors import ConfigError
 
@@ -20,6 +21,7 @@ DOCS = ROOT / "docs"
 FENCE = re.compile(r"(?:^(<!-- .* -->)\n)?^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 REASON = re.compile(r"<!-- not run: \S.* -->")
 SLOW = {"film", "report"}
+READS = {"compare", "diff", "evaluate", "runs", "stats"}  # which need no process of their own
 
 
 def commands(text: str) -> Iterator[str]:
@@ -51,30 +53,43 @@ def project(recorded_run: RecordedRun, tmp_path_factory: pytest.TempPathFactory)
     return copy
 
 
-def run_command(command: str, project: Path) -> None:
+RunCommand = Callable[[str], None]
+
+
+@pytest.fixture
+def run_command(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> RunCommand:
     """Run a command of a page in a copy of the project; of training, the words are checked only."""
-    command = re.sub(r"\bRUN\b", record(project / "runs" / "ppo-CartPole" / "OTHER")["id"], command)
-    words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=(?!--)", word)]
-    if words[:2] == ["make", "train"] and not words[-1].startswith("ARGS="):
-        assert preflight(words[2:]).configs
-        return
-    if words[0] == "make" and words[1] != "help":
-        flags = [flag for word in words if word.startswith("ARGS=") for flag in shlex.split(word[5:])]
-        args = [word for word in words[2:] if not word.startswith("ARGS=")]
-        words = [*program(project, words[1]), *args, *flags]
-    else:
-        words = ["sh", "-c", command]
-    run(project, *words, status=0)
+    monkeypatch.chdir(project)
+
+    def call(command: str) -> None:
+        command = re.sub(r"\bRUN\b", record(project / "runs" / "ppo-CartPole" / "OTHER")["id"], command)
+        words = [
+            word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=(?!--)", word)
+        ]
+        if words[:2] == ["make", "train"] and not words[-1].startswith("ARGS="):
+            assert preflight(words[2:]).configs
+        elif words[0] == "make" and words[1] in READS and "zoom=true" not in words:
+            assert main(words[1:]) == 0, capsys.readouterr().err
+        elif words[0] == "make" and words[1] != "help":
+            flags = [flag for word in words if word.startswith("ARGS=") for flag in shlex.split(word[5:])]
+            args = [word for word in words[2:] if not word.startswith("ARGS=")]
+            run(project, *program(project, words[1]), *args, *flags, status=0)
+        else:
+            run(project, "sh", "-c", command, status=0)
+
+    return call
 
 
-def run_page(page: str, project: Path) -> None:
+def run_page(page: str, run_command: RunCommand) -> None:
     for command in commands(page):
-        run_command(command, project)
+        run_command(command)
 
 
 @pytest.mark.parametrize("command", [*cases()])
-def test_a_command_of_the_pages_runs(command: str, project: Path) -> None:
-    run_command(command, project)
+def test_a_command_of_the_pages_runs(command: str, run_command: RunCommand) -> None:
+    run_command(command)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +102,9 @@ def test_a_command_of_the_pages_runs(command: str, project: Path) -> None:
         "<!-- later -->\n```sh\nmake runs\n```": "gives no reason",
     }.items(),
 )
-def test_a_page_with_a_mistake_is_refused(page: str, message: str, project: Path) -> None:
+def test_a_page_with_a_mistake_is_refused(page: str, message: str, run_command: RunCommand) -> None:
     with pytest.raises((AssertionError, ConfigError, ValueError), match=re.escape(message)):
-        run_page(page, project)
+        run_page(page, run_command)
 
 
 def accidents(page: str) -> list[str]:
