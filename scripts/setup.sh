@@ -133,7 +133,7 @@ watch=$!
 output=$(TMPDIR=$PWD/.venv/.tmp PIP_USER=0 PIP_REQUIRE_VIRTUALENV=1 .venv/bin/python -m pip install --quiet --no-compile \
     --disable-pip-version-check --no-input -r "$lock" 2>&1)
 status=$?
-kill $watch 2>/dev/null
+{ kill -KILL $watch; wait $watch; } 2>/dev/null # TERM would be lost while the subshell still has the trap from above
 [ ! -t 2 ] || say ""
 rm -rf .venv/.tmp
 if [ "$status" -ne 0 ]; then
