@@ -25,7 +25,7 @@ from conftest import (
     until,
 )
 
-from runlab.__main__ import COMMANDS
+from runlab.__main__ import COMMANDS, main
 from runlab.config import texts
 from runlab.config.project import require
 from runlab.errors import ConfigError
@@ -327,19 +327,22 @@ def test_a_file_that_is_imported_from_elsewhere_than_its_commit_is_named(site: P
     }.items(),
 )
 def test_what_is_missing_is_named_in_a_line(
-    module: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hidden = f"import sys\nsys.modules[{module!r}] = None\n"
-    (tmp_path / "sitecustomize.py").write_text(hidden)
-    command = [sys.executable, "-m", "runlab", *words]
-    done = run(tmp_path, *command, status=2, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
-    assert done.stderr.count("\n") == 1
-    assert f"{module} is not installed; use .venv/bin/python -m pip install {module}" in done.stderr
-    with monkeypatch.context() as patch:
-        patch.setattr(texts, "INSTALLED", True)
-        patch.setitem(sys.modules, module, None)
-        with pytest.raises(ConfigError, match=rf"^x: {module} is not installed; install the extra \[y\]$"):
-            require(module, "y", "x")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("was not refused"))
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{module} is not installed; use .venv/bin/python -m pip install {module}" in said
+    monkeypatch.setattr(texts, "INSTALLED", True)
+    with pytest.raises(ConfigError, match=rf"^x: {module} is not installed; install the extra \[y\]$"):
+        require(module, "y", "x")
 
 
 def commands_of_make(text: str) -> list[str]:
