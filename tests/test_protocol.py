@@ -339,7 +339,6 @@ def test_a_policy_file_keeps_what_acting_reads_whatever_its_name(
 def test_a_loop_that_ends_by_itself_leaves_a_run_that_resumes(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    use(monkeypatch, HillClimber)
     loop = project().train
 
     def early(config: Config, algorithm: Any, observers: Any) -> None:
