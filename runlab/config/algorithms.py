@@ -62,7 +62,7 @@ class AlgoConfig:
     Every method has a default that suits an algorithm without networks.
     """
 
-    name: str = field()
+    name: str
 
     def problems(self, num_envs: int) -> Iterator[str]:
         """Yield combinations of values that cannot work."""

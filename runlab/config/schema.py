@@ -7,7 +7,7 @@ starts. After composition the configuration becomes plain dataclasses, which are
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -39,15 +39,15 @@ TraceDetail = StrEnum("TraceDetail", ["off", "iteration", "step"])
 class EnvConfig:
     """One Gymnasium environment, and how many copies of it are stepped together."""
 
-    id: str = field()
+    id: str
     num_envs: int = count(65_536)
     num_workers: int = number(0, 1024)
     max_episode_steps: int | None = count()
-    kwargs: dict[str, Any] = field()
-    wrappers: dict[str, Any] = field()
-    training_wrappers: dict[str, Any] = field()
-    infos: list[str] = field()
-    logged_infos: list[str] = field()
+    kwargs: dict[str, Any]
+    wrappers: dict[str, Any]
+    training_wrappers: dict[str, Any]
+    infos: list[str]
+    logged_infos: list[str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,34 +58,34 @@ class DeterminismConfig:
     `blas_kernels` is `auto` for the kernels that go with `products` (config/auto.py).
     """
 
-    level: Level = field()
+    level: Level
     hash_seed: int | None = number(0, 2**32 - 1)
-    deterministic_algorithms: bool = field()
-    fill_uninitialized_memory: bool = field()
-    cudnn_benchmark: bool = field()
-    cudnn_deterministic: bool = field()
+    deterministic_algorithms: bool
+    fill_uninitialized_memory: bool
+    cudnn_benchmark: bool
+    cudnn_deterministic: bool
     float32_precision: str = choice("ieee", "tf32")
     # With these two settings cuBLAS promises equal bits (CUDA documentation, "Results Reproducibility").
     cublas_workspace: str | None = choice(":4096:8", ":16:8", None)
-    products: Products = field()
-    profile: str | None = field()
+    products: Products
+    profile: str | None
     cpu_capability: str | None = choice("default", "avx2", "avx512", None)
-    blas_kernels: str | None = field()
-    numpy_without: str | None = field()
-    golden: dict[str, str] = field()
+    blas_kernels: str | None
+    numpy_without: str | None
+    golden: dict[str, str]
 
 
 @dataclass(slots=True, kw_only=True)
 class WandbConfig:
     """Weights & Biases."""
 
-    enabled: bool = field()
+    enabled: bool
     mode: str = choice("auto", "online", "offline")
-    project: str = field()
-    entity: str | None = field()
-    group: str | None = field()
-    tags: list[str] = field()
-    artifact: bool = field()
+    project: str
+    entity: str | None
+    group: str | None
+    tags: list[str]
+    artifact: bool
 
     def problems(self) -> Iterator[str]:
         """Yield values for which the client of W&B would refuse the whole run."""
@@ -103,34 +103,34 @@ class WandbConfig:
 class LoggerConfig:
     """Sinks of a run. `metrics.jsonl` is always written and not listed."""
 
-    console: bool = field()
-    tensorboard: bool = field()
-    wandb: WandbConfig = field()
-    sinks: dict[str, Any] = field()
+    console: bool
+    tensorboard: bool
+    wandb: WandbConfig
+    sinks: dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
 class Config:
     """One run."""
 
-    algo: AlgoConfig = field()
-    env: EnvConfig = field()
-    determinism: DeterminismConfig = field()
-    logger: LoggerConfig = field()
-    recipe: str | None = field()
-    experiment: str | None = field()
+    algo: AlgoConfig
+    env: EnvConfig
+    determinism: DeterminismConfig
+    logger: LoggerConfig
+    recipe: str | None
+    experiment: str | None
     seed: int = number(0, 2**63 - 1)
     total_env_steps: int = count(MOST_STEPS)
-    device: Device = field()
+    device: Device
     num_threads: int = count(1024)
-    compile: bool = field()
-    runs_dir: str = field()
-    run_dir: str | None = field()
-    name: str | None = field()
-    note: str | None = field()
-    baseline: str | None = field()
+    compile: bool
+    runs_dir: str
+    run_dir: str | None
+    name: str | None
+    note: str | None
+    baseline: str | None
     baseline_check: str = choice("refuse", "warn")
-    trace: TraceDetail = field()
+    trace: TraceDetail
     log_every: int = number(0, MOST_STEPS)
     eval_every: int = number(0, MOST_STEPS)
     eval_episodes: int = count(10_000)
@@ -141,23 +141,23 @@ class Config:
     video_renderer: str = choice("auto", "egl", "osmesa", "glfw", "raycast")
     checkpoint_every: int = number(0, MOST_STEPS)
     checkpoints_kept: int = count()
-    keep_best: bool = field()
+    keep_best: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class ComposedEnvConfig(EnvConfig):
     """An environment as composed, before `auto` is resolved (config/auto.py)."""
 
-    num_workers: Any = field()  # int | str: OmegaConf merges such a union at the root only
+    num_workers: Any  # int | str: OmegaConf merges such a union at the root only
 
 
 @dataclass(slots=True, kw_only=True)
 class ComposedConfig(Config):
     """One run as composed, before `auto` is resolved (config/auto.py)."""
 
-    env: ComposedEnvConfig = field()
+    env: ComposedEnvConfig
     num_threads: int | str = count(1024)  # type: ignore[assignment]
-    compile: bool | str = field()  # type: ignore[assignment]
+    compile: bool | str  # type: ignore[assignment]
 
 
 @cache
