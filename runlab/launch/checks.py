@@ -80,10 +80,11 @@ def check_configs(configs: Sequence[Config]) -> list[Config]:
     that no installed package brings. Without this the last job of a sweep might be refused only days later.
     """
     if any(config.logger.sinks for config in configs):
-        from runlab.run.sinks import brought_sinks
+        from runlab.run.sinks import brought_sink
 
         for config in configs:
-            brought_sinks(config.logger)
+            for name, settings in config.logger.sinks.items():
+                brought_sink(name, settings)
     from runlab.envs.make import check_env
 
     made, fitted = dict[str, Codec](), list[Config]()

@@ -3,8 +3,8 @@
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from runlab.config.entry_points import load
 from runlab.config.schema import LoggerConfig
@@ -30,23 +30,21 @@ def make_sinks(config: LoggerConfig, facts: RunFacts) -> list[Sink]:
         sinks.append(WandbSink(facts, config.wandb))
     for name, settings in config.sinks.items():
         try:
-            sinks += [make(facts) for make in brought_sinks(replace(config, sinks={name: settings}))]
+            if (make := brought_sink(name, settings)) is not None:
+                sinks.append(make(facts))
         except Exception as error:
             facts.notify(f"the sink {name} is left out: {first_line(error)}")
     return sinks
 
 
-def brought_sinks(config: LoggerConfig) -> list[Callable[[RunFacts], Sink]]:
-    """Makers of the sinks that installed packages bring; `ConfigError` for an unknown name or setting."""
-    makers: list[Callable[[RunFacts], Sink]] = []
-    for name, settings in config.sinks.items():
-        if settings in (None, False):
-            continue
-        kind = load(f"logger.sinks.{name}", "sinks", name)
-        words = {} if settings is True else settings
-        try:
-            inspect.signature(kind).bind(None, **words)
-        except TypeError as error:
-            raise ConfigError(f"logger.sinks.{name}={settings}: {first_line(error)}") from error
-        makers.append(partial(kind, **words))
-    return makers
+def brought_sink(name: str, settings: Any) -> Callable[[RunFacts], Sink] | None:
+    """The maker of a sink of an installed package; None: switched off. `ConfigError` for a wrong one."""
+    if settings in (None, False):
+        return None
+    kind = load(f"logger.sinks.{name}", "sinks", name)
+    words = {} if settings is True else settings
+    try:
+        inspect.signature(kind).bind(None, **words)
+    except TypeError as error:
+        raise ConfigError(f"logger.sinks.{name}={settings}: {first_line(error)}") from error
+    return partial(kind, **words)
