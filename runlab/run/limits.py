@@ -33,7 +33,7 @@ _CALLED = re.compile(r"torch\._utils\._rebuild_(?:tensor_v[23]|parameter)|collec
 _NAMED = re.compile(r"torch\.(?:storage\.Untyped|\w+)Storage|torch\.(?:u?int|b?float|complex|bool|Tensor)\w*")
 
 
-class Excess(ValueError):
+class Excess(Exception):
     """The content of a file is larger, or of another kind, than a checkpoint has."""
 
 
@@ -55,8 +55,6 @@ def check_archive(path: Path) -> None:
             for part in parts:
                 if part.orig_filename.lower().endswith(_PICKLE):  # torch asks for it so
                     _check_pickle(archive.read(part))
-    except Excess:
-        raise
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise Excess(f"is no archive of torch: {error}") from None
 
