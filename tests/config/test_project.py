@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("value", "message"),
     {
-        f'"{NAME}.project"': "",
         '"nowhere.project"': "the project nowhere.project cannot be imported: no module nowhere",
         f'"{NAME}.nowhere"': f"cannot be imported: no module {NAME}.nowhere",
         f'"{NAME}.algos"': "lacks ALGORITHMS, build, train, wrapped, codec; see docs/design.md",
-        f'"{NAME}.train"': "cannot be declared by a module that imports it",
         "3": "pyproject.toml: tool.runlab.project=3: expected the name of a module",
         '""': "tool.runlab.project='': expected the name of a module",
         '".project"': "tool.runlab.project='.project': expected the name of a module",
@@ -40,16 +39,27 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "nothing": "pyproject.toml cannot be read: Invalid value",
     }.items(),
 )
-def test_a_declaration(value: str, message: str, copy: Path) -> None:
+def test_a_wrong_declaration_is_refused(
+    value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declaration, "_SETTINGS", tmp_path / "pyproject.toml")
+    (tmp_path / "pyproject.toml").write_text(f"[tool.runlab]\nproject = {value}\n")
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+        declaration.project.__wrapped__()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_module_that_imports_the_project_cannot_declare_it(copy: Path) -> None:
+    """It is refused in a line, although no command has begun."""
     settings = copy / "pyproject.toml"
     text = settings.read_text()
-    settings.write_text(text.replace(f'project = "{NAME}.project"', f"project = {value}"))
+    settings.write_text(text.replace(f'project = "{NAME}.project"', f'project = "{NAME}.train"'))
     try:
-        done = run(copy, *program(copy, "runs"), status=2 * bool(message))
+        done = run(copy, *program(copy, "runs"), status=2)
     finally:
         settings.write_text(text)
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == bool(message)
+    assert "cannot be declared by a module that imports it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("table", ["[tool]\nrunlab = 3", "tool = 3", ""])
