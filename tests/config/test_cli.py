@@ -11,13 +11,15 @@ from typing import Any
 
 import gymnasium
 import pytest
-from conftest import ROOT, run_train
+from conftest import ROOT
 from hydra._internal.utils import get_args_parser
 
+from runlab.__main__ import main
+from runlab.config.cli import composition, files
 from runlab.config.cli import preflight as preflight_module
 from runlab.config.cli.preflight import preflight
 from runlab.config.command_args import whole
-from runlab.config.loading import to_dict, to_yaml
+from runlab.config.loading import CONF, to_dict, to_yaml
 from runlab.config.yaml_files import DEEPEST, MAX_DIGITS
 from runlab.errors import ConfigError
 from runlab.launch.checks import check_plan
@@ -92,18 +94,23 @@ def test_arguments_of_an_environment_are_added_and_wrappers_keep_their_order(sig
         preflight(["env=LunarLander", f"{sign}env.kwargs={{ }}", "env.kwargs.gravity=-5"])
 
 
-def test_a_mistake_in_the_file_of_an_algorithm_is_explained_with_the_file(fork: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(fork, copy)
-    values = (copy / "conf" / "algo" / "ppo.yaml").read_text()
+def test_a_mistake_in_the_file_of_an_algorithm_is_explained_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = Path(shutil.copytree(CONF, tmp_path / "conf"))
+    for module in (composition, files, preflight_module):
+        monkeypatch.setattr(module, "CONF", conf)
+    monkeypatch.chdir(tmp_path)
+    file = conf / "algo" / "ppo.yaml"
+    values = file.read_text()
     for text, expected in {
         values.replace("name: ppo", "name: sac"): "algo=ppo: its file says name: sac, must be ppo",
         values.replace(HEAD, ""): "conf/algo/ppo.yaml: its first line has to be '# @package _global_'",
     }.items():
         assert text != values
-        (copy / "conf" / "algo" / "ppo.yaml").write_text(text)
-        assert expected in run_train(copy, tmp_path, status=2).stderr
-    assert list(tmp_path.iterdir()) == [copy]
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"^{expected}"):
+            preflight([])
 
 
 BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
@@ -255,13 +262,16 @@ def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) 
         preflight(words[1:])
 
 
-def test_questions_are_answered_without_a_trace(tmp_path: Path) -> None:
+def test_questions_are_answered_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for words, expected in {
         "--help": "Any key of conf/ can be set.",
         "--cfg job algo=sac seed=7": "seed: 7",
     }.items():
-        done = run_train(ROOT, tmp_path, *words.split())
-        assert (done.returncode, expected in done.stdout) == (0, True), done.stderr
+        assert main(["train", *words.split()]) == 0
+        assert expected in capsys.readouterr().out
         assert list(tmp_path.iterdir()) == []
 
 
