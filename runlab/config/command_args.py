@@ -33,7 +33,7 @@ def argument(kind: Kind = str, default: Any = dataclasses.MISSING, *, key: str |
 
 
 def rest(*, options: bool = False) -> Any:
-    """A field for arguments `key=value` with other keys, as typed; with `options` for all other arguments."""
+    """A field for arguments `key=value` with other keys; with `options` for all other arguments."""
     return dataclasses.field(default_factory=list, metadata={"rest": options})
 
 
@@ -55,7 +55,8 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
                 raise ConfigError(f"{text}: {key} is given twice")
             values[words[key].name] = converted(key, value, words[key].metadata["kind"])
         elif rest_field and (rest_field.metadata["rest"] or (equals and re.match(r"\s*[^-\s]", key))):
-            others.append(text)
+            # Hydra's `+` in front of a key says nothing, but for a setting of its launcher.
+            others.append(re.sub(r"^\+{1,2}(?=\w)(?!hydra)", "", text))
         elif rest_field and equals and text.startswith("--"):
             raise ConfigError(f"{text}: write {text.lstrip('-')}")
         else:

@@ -237,6 +237,12 @@ def test_a_file_of_conf_sweep_stands_for_its_words() -> None:
     )
 
 
+def test_a_plus_of_hydra_says_nothing_but_for_its_launcher() -> None:
+    plan = preflight(["sweep=five-seeds", "+seed=7", "++algo=sac", "+hydra.launcher.batch_size=1"])
+    assert (plan.seeds, plan.configs[0].algo.name, plan.words) == ([7], "sac", ["seed=7", "algo=sac"])
+    assert "++hydra.launcher.batch_size=1" in plan.argv
+
+
 def test_configurations_of_another_folder_are_found_and_guessed(tmp_path: Path) -> None:
     for group, text in {"experiment": f"{HEAD}seed: 9", "env": "id: CartPole-v1"}.items():
         (tmp_path / group).mkdir()
