@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
+from pathlib import Path
 from posixpath import splitext
 
 from runlab import INSTALLED
@@ -202,6 +203,9 @@ def _idle_places() -> tuple[str, ...]:
 @cache
 def _place() -> str:
     """The folder of the project in its repository, which may be larger, with a slash; empty if it is all."""
-    folders = (_PROJECT, *_PROJECT.parents)
-    top = next((folder for folder in folders if (folder / ".git").exists()), _PROJECT)
-    return "".join(f"{part}/" for part in _PROJECT.relative_to(top).parts)
+    return "".join(f"{part}/" for part in _PROJECT.relative_to(repository_top(_PROJECT)).parts)
+
+
+def repository_top(project: Path) -> Path:
+    """The folder of the repository around a project, found without git; the project where there is none."""
+    return next((folder for folder in (project, *project.parents) if (folder / ".git").exists()), project)

@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from runlab.config.affects_results import is_prose
+from runlab.config.affects_results import is_prose, repository_top
 from runlab.config.secrets import masked
 from runlab.config.texts import few
 from runlab.run.git.command import GitError, as_text, repository
@@ -168,9 +168,8 @@ def _module_file(name: str) -> Path | None:
 
 def _ignored_file(project: Path, name: str) -> Path | None:
     """The file `name` of the repository around `project`."""
-    folders = [project, *project.parents]
-    top = next((folder for folder in folders if (folder / ".git").exists()), project)
-    return top / name if (top / name).is_file() else None
+    file = repository_top(project) / name
+    return file if file.is_file() else None
 
 
 def _modules(modules: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
