@@ -143,7 +143,7 @@ def test_pictures_of_other_kinds_become_a_video(shape: Any, edges: Any, tmp_path
     assert [round(float(p.mean())) for p in pictures] == pytest.approx(range(20, 181, 20), abs=3)
 
 
-@pytest.mark.parametrize(("driver", "black"), [(None, False), ("offscreen", False), ("dummy", True)])
+@pytest.mark.parametrize(("driver", "black"), [(None, False), ("dummy", True)])
 def test_the_users_driver_of_sdl_is_used_and_a_blank_video_is_told(
     driver: str | None, black: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
