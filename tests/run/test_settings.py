@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -82,10 +83,21 @@ WORDS = ["eval_every=0", "checkpoint_every=32", "determinism=repeat", "determini
 WORDS += ["determinism.cublas_workspace=null"]
 
 
-@pytest.mark.parametrize("case", ACTS)
+def test_each_setting_that_changes_is_named(configure: Configure) -> None:
+    config = configure(*WORDS)
+    before = switches.apply(config.determinism, config.num_threads)
+    for act, text in ACTS.values():
+        act()
+        now = switches.read_back()
+        assert re.search(text, switches.changes(before, now))
+        before = now
+
+
+@pytest.mark.parametrize("case", ["precision", "device"])
 def test_a_setting_that_changes_in_a_step_is_named_and_stops_the_run(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
+    """Also where the change is the reason of an error: tensors on another device cannot be computed with."""
     act, text = ACTS[case]
     running_with(monkeypatch, act)
     with pytest.raises(RunError, match=text) as caught:
