@@ -258,13 +258,6 @@ def test_after_a_kill_the_sweep_goes_on_elsewhere_with_any_launcher(
         assert start_of_run["signals"] == alone["signals"] == [[], []]
     moved = {"runs_dir": "moved", "run_dir": None}
     assert starts_in(record.jobs[3].run(folder))[0]["job"]["config"] == alone["job"]["config"] | moved
-
-    # A finished sweep is left alone, and other words are no sweep that is started by mistake.
-    text = (folder / "sweep.json").read_bytes()
-    assert "every job has finished already" in start("train", *again, status=0).said
-    assert (folder / "sweep.json").read_bytes() == text
-    other = start("train", "sweep=resume", "seed=1,2", "runs_dir=moved", status=2).said
-    assert f"was started with these overrides; the last one is {folder}/sweep.json" in other
     assert len(list(tmp_path.glob("moved/*/*"))) == 5
 
 
@@ -419,6 +412,20 @@ def test_the_id_of_a_received_sweep_is_no_path(name: str, tmp_path: Path) -> Non
     plan, _ = received_sweep(tmp_path, name)
     with pytest.raises(ConfigError, match=r"at `\$.id`"):
         sweep.run_sweep(plan, [])
+    assert [*tmp_path.iterdir()] == [tmp_path / "sweeps"]
+
+
+def test_a_finished_sweep_is_left_alone_and_other_words_are_no_sweep_that_is_started_by_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, folder = received_sweep(tmp_path)
+    replace(SweepRecord.read(folder), status="finished").write(folder)
+    text = (folder / paths.SWEEP_INDEX).read_bytes()
+    assert sweep.run_sweep(plan, []) == 0
+    assert "every job has finished already" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=f"with these overrides; the last one is {folder}/sweep.json"):
+        sweep.run_sweep(replace(plan, words=["seed=1,2,3"]), [])
+    assert (folder / paths.SWEEP_INDEX).read_bytes() == text
     assert [*tmp_path.iterdir()] == [tmp_path / "sweeps"]
 
 
