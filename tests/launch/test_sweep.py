@@ -168,8 +168,9 @@ def test_a_signal_reaches_running_jobs_once_and_the_sweep_can_be_resumed(
     with blocked():
         started = start("train", *words)
     started.until(lambda: bool(waiting(tmp_path, expected)))
-    refused = start("train", *words, "sweep=resume", status=2).said
-    assert f"is in use, by process {started.process.pid} on " in refused
+    again = preflight([*words, "sweep=resume", f"runs_dir={tmp_path / 'runs'}"])
+    with pytest.raises(ConfigError, match=f"is in use, by process {started.process.pid} on "):
+        sweep.run_sweep(again, [])
     if number == signal.SIGINT:
         os.killpg(started.process.pid, number)  # as a terminal does: to every process of the group
     else:
