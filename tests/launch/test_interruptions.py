@@ -45,6 +45,7 @@ from runlab.run.git.snapshot import GitRecord
 from runlab.run.job import resume_job
 from runlab.run.manifest import list_checkpoints
 from runlab.run.record import RunRecord
+from runlab.run.training_run import TrainingRun
 
 OBSERVED = ["log_every=48", "eval_every=480", "eval_episodes=1", "video_every=0", "checkpoint_every=96"]
 # Environment steps: long enough for signals to reach it. The relatives of PPO are resumed in test_resume.py.
@@ -168,12 +169,6 @@ def test_a_run_goes_on_after_a_power_failure(start: Start, made: Made, tmp_path:
     assert_same(left, made("ppo"))
 
 
-def assert_refused(done: Started, message: str) -> None:
-    done.end(2)
-    assert message in done.said
-    assert len(done.said.strip().splitlines()) <= 2
-
-
 @pytest.mark.long
 def test_interrupted_again_and_again(start: Start, made: Made, tmp_path: Path) -> None:
     """By each of the signals that ask a run to end, one after another."""
@@ -204,7 +199,10 @@ def test_a_second_signal_ends_at_once_and_harms_no_checkpoint(start: Start, tmp_
     more = ["logger=none", "checkpoint_every=2000", "eval_every=0", "video_every=0", *plain([])]
     begun = start("train", *slow, *more, f"run_dir={run_dir}", "total_env_steps=1000000")
     begun.until(saved(run_dir, 2000))
-    assert_refused(start("resume", f"run={run_dir}"), f"in use, by process {begun.process.pid} on ")
+    again = resume_job(run_dir, [])
+    assert again is not None
+    with pytest.raises(ConfigError, match=f"in use, by process {begun.process.pid} on "):
+        TrainingRun(again).prepare()
     begun.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     begun.process.send_signal(signal.SIGTERM)  # a scheduler's request may come from two sides
@@ -251,8 +249,9 @@ def test_changed_code_or_libraries_are_refused_unless_they_are_accepted(
         notes.write_text("thoughts\n")
         observer.write_text(idle + "\n# another\n")
         code.write_text(original + "\n# another\n")
-        refused = start("resume", f"run={run_dir}")
-        assert_refused(refused, "the run began with other code: runlab/rng.py\n")
+        refused = start("resume", f"run={run_dir}", status=2).said
+        assert "the run began with other code: runlab/rng.py\n" in refused
+        assert len(refused.splitlines()) <= 2
         assert listing(run_dir) == before
         start("resume", f"run={run_dir}", "accept=changes", status=0)
     finally:
