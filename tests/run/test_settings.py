@@ -85,7 +85,7 @@ WORDS += ["determinism.cublas_workspace=null"]
 
 def test_each_setting_that_changes_is_named(configure: Configure) -> None:
     config = configure(*WORDS)
-    before = switches.apply(config.determinism, config.num_threads)
+    before = switches.apply(config)
     for act, text in ACTS.values():
         act()
         now = switches.read_back()
