@@ -20,8 +20,12 @@ _SAME_REQUEST_S = 2.0
 
 @contextlib.contextmanager
 def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call `handler` for `STOP_SIGNALS` while the block runs; an ignored signal (nohup) stays ignored."""
-    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    """Call `handler` for `STOP_SIGNALS` while the block runs; an ignored signal (nohup) stays ignored.
+
+    In a thread it changes nothing: Python hears signals in the main one alone.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    heard = [each for each in STOP_SIGNALS if in_main and signal.getsignal(each) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def test_a_command_that_is_asked_to_end_removes_its_temporary_files(number: int,
 
     assert exit_status(work) == status
     assert not made[0].exists()
+
+
+def test_a_command_works_in_a_thread() -> None:
+    """Of a notebook or a server, for example. Signals stay with the main one."""
+    before, statuses = signal.getsignal(signal.SIGTERM), list[int]()
+    thread = threading.Thread(target=lambda: statuses.append(exit_status(lambda: 3)))
+    thread.start()
+    thread.join()
+    assert (statuses, signal.getsignal(signal.SIGTERM)) == ([3], before)
 
 
 COMPILES = """
