@@ -46,7 +46,9 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
     values: dict[str, Any] = {}
     others: list[str] = []
     texts = iter(argv)
-    for text in texts:
+    for typed in texts:
+        # Hydra's `+` in front of a key says nothing, but for a setting of its launcher.
+        text = re.sub(r"^\+{1,2}(?=\w)(?!hydra)", "", typed)
         key, equals, value = text.partition("=")
         if key.startswith("-") and key in words and not equals:
             equals, value = "=", next(texts, "")  # an option and its value may be two arguments
@@ -55,8 +57,7 @@ def parse(argv: Sequence[str], args: type[Args]) -> Args:
                 raise ConfigError(f"{text}: {key} is given twice")
             values[words[key].name] = converted(key, value, words[key].metadata["kind"])
         elif rest_field and (rest_field.metadata["rest"] or (equals and re.match(r"\s*[^-\s]", key))):
-            # Hydra's `+` in front of a key says nothing, but for a setting of its launcher.
-            others.append(re.sub(r"^\+{1,2}(?=\w)(?!hydra)", "", text))
+            others.append(text)
         elif rest_field and equals and text.startswith("--"):
             raise ConfigError(f"{text}: write {text.lstrip('-')}")
         else:

@@ -52,7 +52,8 @@ def main(args: Args) -> int:
     seeds = plan.seeds or [config.seed]
     if any(plan.num_jobs > len(seeds) for plan in plans):
         raise ConfigError("a search draws its own values: leave out lists, except for seeds as in seed=1,2")
-    if unfit := [word for word in (*args.words, *tried) if word.startswith(("run_dir=", "hydra", HERE))]:
+    of_training = ("run_dir=", "hydra", HERE)
+    if unfit := [each for each in (*args.words, *tried) if each.lstrip("+").startswith(of_training)]:
         raise ConfigError(
             f"{unfit[0]}: is for training and not for a search, whose trials are runs below runs_dir"
         )

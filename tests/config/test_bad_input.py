@@ -77,6 +77,8 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     (f"diff {A_B} code=ful", "code=ful: did you mean full?", "allowed: names, full"),
     ("search sweep=ppo-rates --seed=3", "--seed=3: write seed=3"),
     ("search sweep=ppo-rates +run_dir=x", "run_dir=x: is for training and not for a search"),
+    ("search sweep=ppo-rates +hydra.launcher.n_jobs=2", "is for training and not for a search"),
+    ("search sweep=ppo-rates +trials=0", "error: trials=0: must be from 1 to 100000"),
     ("train seed=shuffle(1,2,3)", "seed=shuffle(1,2,3): has another order at each start"),
     ("train seed=1,2 hydra.launcher.n_jobs=1,2", "n_jobs=1,2: all jobs of a sweep have one launcher"),
     ("prove times=0", "times=0: must be from 2 to 1000"),
