@@ -75,12 +75,11 @@ class Interrupt(SignalHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exit_status = 128 + signal.SIGINT
-        self._since: float | None = None
+        self.heard, self.exit_status, self._since = False, 128 + signal.SIGINT, 0.0
 
     def handle(self, number: int) -> None:
-        if self._since is None:
-            self._since, self.exit_status = time.monotonic(), 128 + reported(number)
+        if not self.heard:
+            self.heard, self.exit_status, self._since = True, 128 + reported(number), time.monotonic()
             raise KeyboardInterrupt
         if number == signal.SIGINT or time.monotonic() - self._since > _SAME_REQUEST_S:
             end_at_once(number)

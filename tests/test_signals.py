@@ -57,6 +57,16 @@ def test_a_command_that_is_asked_to_end_removes_its_temporary_files(number: int,
     assert not made[0].exists()
 
 
+def test_an_error_of_a_library_that_was_interrupted_is_none_of_the_command() -> None:
+    def work() -> None:
+        with contextlib.ExitStack() as half_made:
+            half_made.callback(getattr, None, "cache")
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5.0)
+
+    assert exit_status(work) == 128 + signal.SIGTERM
+
+
 def test_a_command_works_in_a_thread() -> None:
     """Of a notebook or a server, for example. Signals stay with the main one."""
     before, statuses = signal.getsignal(signal.SIGTERM), list[int]()

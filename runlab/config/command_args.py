@@ -196,13 +196,13 @@ def exit_status(work: Callable[[], int | None]) -> int:
     try:
         with stop_signals(interrupt):
             return work() or 0
-    except KeyboardInterrupt:
-        return interrupt.exit_status
-    except (ConfigError, RunError) as error:
-        print(f"error: {readable(str(error))}", file=sys.stderr)
-        return REFUSED if isinstance(error, ConfigError) else 1
-    except (OSError, RuntimeError) as error:
-        if not no_more_processes(error):
+    except (KeyboardInterrupt, Exception) as error:
+        if interrupt.heard or isinstance(error, KeyboardInterrupt):
+            return interrupt.exit_status  # a library that is interrupted may raise another error
+        if isinstance(error, ConfigError | RunError):
+            print(f"error: {readable(str(error))}", file=sys.stderr)
+            return REFUSED if isinstance(error, ConfigError) else 1
+        if not (isinstance(error, OSError | RuntimeError) and no_more_processes(error)):
             raise
         why = "no more processes or threads can be started here; `ulimit -u` shows a limit of their number"
         print(f"error: {why}", file=sys.stderr)
