@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT, run
 
 from runlab.config.command_args import exit_status
+from runlab.errors import RunError
 from runlab.signals import SignalHandler, stop_signals, stop_signals_wait
 
 
@@ -65,6 +66,18 @@ def test_an_error_of_a_library_that_was_interrupted_is_none_of_the_command() -> 
             time.sleep(5.0)
 
     assert exit_status(work) == 128 + signal.SIGTERM
+
+
+def test_what_a_command_could_not_do_is_said_after_a_signal_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5.0)
+        finally:
+            raise RunError("the record cannot be written")
+
+    assert exit_status(work) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "error: the record cannot be written\n"
 
 
 def test_a_command_works_in_a_thread() -> None:

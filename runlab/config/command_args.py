@@ -196,12 +196,13 @@ def exit_status(work: Callable[[], int | None]) -> int:
     try:
         with stop_signals(interrupt):
             return work() or 0
+    except (ConfigError, RunError) as error:
+        print(f"error: {readable(str(error))}", file=sys.stderr)
+        refused = REFUSED if isinstance(error, ConfigError) else 1
+        return interrupt.exit_status if interrupt.heard else refused
     except (KeyboardInterrupt, Exception) as error:
         if interrupt.heard or isinstance(error, KeyboardInterrupt):
             return interrupt.exit_status  # a library that is interrupted may raise another error
-        if isinstance(error, ConfigError | RunError):
-            print(f"error: {readable(str(error))}", file=sys.stderr)
-            return REFUSED if isinstance(error, ConfigError) else 1
         if not (isinstance(error, OSError | RuntimeError) and no_more_processes(error)):
             raise
         why = "no more processes or threads can be started here; `ulimit -u` shows a limit of their number"
