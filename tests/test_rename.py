@@ -24,10 +24,10 @@ SIGNALLED = """
 import os, runpy, signal, sys
 script = runpy.run_path("scripts/rename.py")
 main = script["main"]
-def begin(*args):
+def rename(*args):
     os.kill(os.getpid(), signal.SIGTERM)
-    script["begin"](*args)
-main.__globals__["begin"] = begin
+    return script["rename"](*args)
+main.__globals__["rename"] = rename
 sys.exit(script["exit_status"](main))
 """
 MOST_FILES = 75  # the package, and the tests and pages of its algorithms
