@@ -159,7 +159,7 @@ def test_every_way_to_end_early_is_named_and_has_its_way_to_go_on(
 
 @pytest.mark.parametrize(("launcher", "number"), [("joblib", signal.SIGINT), ("basic", signal.SIGTERM)])
 @pytest.mark.long
-def test_a_signal_reaches_running_jobs_once_and_the_sweep_can_be_resumed(
+def test_a_signal_reaches_running_jobs_once_and_ends_the_sweep(
     start: Start, tmp_path: Path, launcher: str, number: signal.Signals
 ) -> None:
     expected = 1 if launcher == "basic" else 2

@@ -26,7 +26,7 @@ def make_sinks(config: LoggerConfig, facts: RunFacts) -> list[Sink]:
         sinks.append(ConsoleSink(facts))
     if config.tensorboard:
         sinks.append(TensorBoardSink(facts))
-    if config.wandb.enabled and os.environ.get("WANDB_MODE", "").lower() != "disabled":
+    if config.wandb.enabled and os.environ.get("WANDB_MODE", "").strip().lower() != "disabled":
         sinks.append(WandbSink(facts, config.wandb))
     for name, settings in config.sinks.items():
         try:
