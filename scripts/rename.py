@@ -197,7 +197,7 @@ def main() -> int:
         tidy(ROOT, rewritten)
         print(
             f"{old} is now {new} ({len(rewritten)} files). "
-            "Look at it with 'git diff', run 'make lint test', then commit."
+            "Look at it with 'git add -A; git diff --cached -M', run 'make lint test', then commit."
         )
         print("LICENSE keeps the line of the template's authors; add your own above it. Fill in README.md.")
     return 0

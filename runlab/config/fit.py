@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from runlab.config.project import ALGORITHMS
 from runlab.config.schema import Config, Device, Products
+from runlab.config.texts import few
 from runlab.errors import ConfigError
 from runlab.interfaces import Codec
 from runlab.machine import usable_memory
@@ -33,7 +34,7 @@ def check_actions(algo: str, codec: Codec) -> None:
         able = [name for name in ALGORITHMS if not _lacks(name, codec)]
         raise ConfigError(
             f"algo={algo} needs {_lacks(algo, codec)}, and {codec.env_id} has {codec.action_space}"
-            f"{f'; use algo={able[0]}' if able else ''}"
+            f"{f'; use algo={few(able)}' if able else ''}"
         )
 
 
@@ -51,9 +52,10 @@ def check_images(config: Config, codec: Codec) -> None:
         return
     if not ALGORITHMS[config.algo.name].takes_images:
         able = [name for name, entry in ALGORITHMS.items() if entry.takes_images and not _lacks(name, codec)]
+        other = f"algo={few(able)}, or " if able else ""
         raise ConfigError(
             f"algo={config.algo.name} takes no images, and {codec.env_id} observes one; "
-            f"use {f'algo={able[0]}, or ' if able else ''}plain numbers: env.wrappers.FlattenObservation=null"
+            f"use {other}plain numbers: env.wrappers.FlattenObservation=null"
         )
     if config.determinism.products is Products.blas:
         raise ConfigError(

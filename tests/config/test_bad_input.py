@@ -28,7 +28,7 @@ RUN, A_B, ONE = "run=seed1-aaaaaa", "a=seed1-aaaaaa b=seed1-bbbbbb", "runs=runs/
 # The words, and what the answer must contain. A file called `mine` lies beside runs/.
 CALLS: list[tuple[str, *tuple[str, ...]]] = [
     # training, after its overrides were understood
-    ("train algo=sac env=CarRacing-v3", "algo=sac takes no images, and CarRacing-v3", "use algo=ppo"),
+    ("train algo=sac env=CarRacing-v3", "algo=sac takes no images, and CarRacing-v3", "use algo=", "ppo"),
     ("train env=Catch algo.normalize_obs=true", "Catch-v0 observes images", "use algo.normalize_obs=auto"),
     ("train env=Catch determinism=profile", "images, and NumPy", "use determinism=invariant"),
     ("train env=Catch algo.encoder=none", "is for vectors, and", "use algo.encoder=auto"),
@@ -37,7 +37,7 @@ CALLS: list[tuple[str, *tuple[str, ...]]] = [
     ("train env=Breakot-v5", "no such environment; did you mean Breakout?"),
     ("train env=ale/qbert recipe=atari", "no such environment; did you mean ale_py:ALE/Qbert-v5? allowed"),
     ("train algo.encoder=cnn", "algo.encoder=cnn", "allowed: auto, none, nature, impala, small"),
-    ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=ppo"),
+    ("train algo=sac env=CartPole", "algo=sac needs continuous actions", "use algo=", "ppo"),
     ("train algo=sac env=Humanoid algo.buffer_size=1000000000", "full buffer takes 2667.3 GiB, and this"),
     (
         f"train algo=sac env=Pendulum algo.network=residual algo.hidden_sizes=[{','.join(['16384'] * 16)}]",

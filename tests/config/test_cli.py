@@ -106,6 +106,12 @@ def test_a_mistake_in_the_file_of_an_algorithm_is_explained_with_the_file(
     for text, expected in {
         values.replace("name: ppo", "name: sac"): "algo=ppo: its file says name: sac, must be ppo",
         values.replace(HEAD, ""): "conf/algo/ppo.yaml: its first line has to be '# @package _global_'",
+        values.replace(
+            "_ppo@algo", "_sac@algo"
+        ): "conf/algo/ppo.yaml: .* of another algorithm; use _ppo@algo",
+        values.replace(
+            "_ppo@algo", "_pp@algo"
+        ): "'defaults:' of a file: _pp@algo: no algorithm pp in ALGORITHMS",
     }.items():
         assert text != values
         file.write_text(text)

@@ -18,7 +18,7 @@ from runlab.config.cli.files import chosen_algorithm, group_names, option_names
 from runlab.config.cli.overrides import LAUNCHER, SEARCHPATH, wrong_key, wrong_value
 from runlab.config.loading import CONF, CONF_NAME, auto_keys, in_one_line, to_config, to_dict
 from runlab.config.project import ALGORITHMS, project
-from runlab.config.schema import ComposedConfig, Config
+from runlab.config.schema import ComposedConfig, Config, key_types
 from runlab.config.secrets import refuse_secrets
 from runlab.config.texts import choose, first_line
 from runlab.errors import ConfigError
@@ -113,12 +113,12 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
     """One or two lines about an error in a file."""
     if isinstance(error, RecursionError):
         return "a file of conf/ is listed below its own 'defaults:', perhaps by way of others"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         if group == "algo" and name.startswith("_"):
-            table, file = project().__name__, f"conf/algo/{name[1:]}.yaml"
-            return f"algo={name[1:]}: has no entry in ALGORITHMS of {table}, beside {file}"
-        names = [each for each in error.options if not each.startswith("_")]
+            where = f"in ALGORITHMS of {project().__name__}, as by ENTRY in {name[1:]}_config.py"
+            return f"'defaults:' of a file: {name}@algo: no algorithm {name[1:]} {where}"
+        names = [each for each in error.options or () if not each.startswith("_")]
         answer = choose(name, names, f"{CONF_NAME}/{group}/")
         return f"'defaults:' of a file: {group}/{name}: no such file; {answer}"
     in_file, cause = re.match(r"In '(.+)': ", str(error)), error.__context__
@@ -128,6 +128,8 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
     file = f"{in_file[1].replace('/_', '/')}.yaml"  # the schema of an algorithm is merged with its file
     file = f"conf/{file}" if (CONF / file).exists() else file
     algorithm = chosen_algorithm(words)
+    if unknown and key in key_types(algorithm):
+        return f"{file}: {key}: 'defaults:' there has the keys of another algorithm; use _{algorithm}@algo"
     problem = wrong_key(key, algorithm) if unknown else first_line(cause)
     if unknown and file.startswith("conf/algo/"):
         problem += f"; a new key needs a field in {ALGORITHMS[algorithm].config.__module__}"
