@@ -135,7 +135,9 @@ class Proof:
         """A sentence about the checks without the additions of the level, and the problem of each check."""
         words = " ".join(WITHOUT[self.level])
         checks = self._try_checks(self._bare)["checks"].items()
-        problems: dict[str, str | None] = {name: each.get("problem") for name, each in checks}
+        told: dict[str, str | None] = {name: each.get("problem") for name, each in checks}
+        # Their advice is for the level that is proven, and might be the one that was just tried.
+        problems = {name: problem and problem.partition("; use ")[0] for name, problem in told.items()}
         failing = [name for name, problem in problems.items() if problem]
         outcome = "all checks hold as well: this machine cannot tell them apart"
         if failing:

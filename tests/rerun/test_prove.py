@@ -98,7 +98,7 @@ def test_a_proof_that_holds_says_so_and_its_inverse_fails(repeat: Certificate) -
     for folder in [repeat.folder, *(run.run_dir for run in repeat.runs)]:
         assert json.loads((Path(folder) / JSON).read_text()) == json.loads(repeat.to_json())
         assert (Path(folder) / TEXT).read_text().startswith(repeat.sentence)
-    assert "a gradient of indexing gives different bits" in str(repeat.inverse["repeats"])
+    assert str(repeat.inverse["repeats"]).endswith("gives different bits for equal inputs on this machine")
     assert inverse.endswith("(determinism=fast num_threads=2) 1 of 1 checks fail: repeats")
 
 
