@@ -15,7 +15,6 @@ from ..learning.config import GradientConfig
 if TYPE_CHECKING:
     from runlab.interfaces import Codec
 
-
 # Encoders of images, and the pixels that each needs in height and width.
 SMALLEST_IMAGE = {"nature": 36, "impala": 8, "small": 4}
 # Filters of their last convolutions, and an edge there: (n - less) // by, for one of n pixels.
@@ -130,6 +129,7 @@ ENTRY = Entry(
     PPOConfig,
     f"{__package__}.ppo:PPO",
     takes_images=True,
+    takes_masks=True,
     console={"policy/entropy": "entropy", "loss/policy": "policy loss", "loss/value": "value loss"},
     zero_metric="policy/first_ratio_max_error",
 )

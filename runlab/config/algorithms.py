@@ -132,11 +132,12 @@ class Entry:
     """An algorithm: the type of its configuration, and `module:class` of its implementation.
 
     `needs_bounded_box`: actions must be real numbers between finite bounds. `needs_discrete`: an action must
-    be one whole number. `takes_images`: observations may begin with an image of bytes. `console`: its metrics
-    on the console, each with a label. `zero_metric`: the metric that must be 0 where a row's result depends
-    on the row alone, if `acts_as_it_learns`. `values`: the content of its file for conf/algo/, where a
-    package brings it. `former`: hyperparameters of earlier versions, each with the value that
-    stands for what the algorithm does now; with this value, recorded runs and policy files are read.
+    be one whole number. `takes_images`: observations may begin with an image of bytes. `takes_masks`: it
+    applies a mask of actions at their end. `console`: its metrics on the console, each with a label.
+    `zero_metric`: the metric that must be 0 where a row's result depends on the row alone, if
+    `acts_as_it_learns`. `values`: the content of its file for conf/algo/, where a package brings it.
+    `former`: hyperparameters of earlier versions, each with the value that stands for what the algorithm does
+    now; with this value, recorded runs and policy files are read.
     """
 
     config: type[AlgoConfig]
@@ -144,6 +145,7 @@ class Entry:
     needs_bounded_box: bool = False
     needs_discrete: bool = False
     takes_images: bool = False
+    takes_masks: bool = False
     console: Mapping[str, str] = field(default_factory=dict)
     zero_metric: str | None = None
     values: Mapping[str, Any] | None = None

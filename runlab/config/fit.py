@@ -22,6 +22,7 @@ def check_fit(config: Config, codec: Codec) -> Config:
     """
     check_actions(config.algo.name, codec)
     check_images(config, codec)
+    check_masks(config.algo.name, codec)
     fitted = replace(config, algo=config.algo.fitted(codec))
     if config.device is Device.cpu:
         check_memory(fitted, codec, usable_memory())
@@ -61,6 +62,16 @@ def check_images(config: Config, codec: Codec) -> None:
         raise ConfigError(
             f"determinism={config.determinism.level.name}: {codec.env_id} observes images, and NumPy "
             "(products=blas) has no convolutions; use determinism=invariant"
+        )
+
+
+def check_masks(algo: str, codec: Codec) -> None:
+    """Raise `ConfigError` if a codec has masks of actions, and the algorithm would take forbidden ones."""
+    if getattr(codec, "mask_size", 0) and not ALGORITHMS[algo].takes_masks:
+        able = [name for name, entry in ALGORITHMS.items() if entry.takes_masks and not _lacks(name, codec)]
+        raise ConfigError(
+            f"algo={algo} applies no masks of actions, and {codec.env_id} has an action_mask"
+            f"{f'; use algo={few(able)}' if able else ''}"
         )
 
 

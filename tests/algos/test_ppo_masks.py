@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,9 @@ from rltemplate.algos.ppo import PPO, ActorCritic, PPOExtras
 from rltemplate.learning.distributions import Categorical
 from rltemplate.learning.on_policy import Rollout, RolloutStep
 from runlab.__main__ import main
+from runlab.config.project import ALGORITHMS
 from runlab.envs.make import make_env
+from runlab.errors import ConfigError
 from runlab.interfaces import Probe, act_of
 from runlab.rerun.policy_file import export_policy
 from runlab.run.evaluation import evaluate
@@ -185,6 +188,22 @@ def test_an_update_without_the_masks_of_its_rollout_shows_in_the_first_ratio(con
     ppo.collect = lambda obs: collect(obs)._replace(extras=PPOExtras())
     assert float(ppo.train_iteration().metrics["policy/first_ratio_max_error"]) > 0.5
     ppo.close()
+
+
+def test_an_algorithm_that_does_not_say_that_it_applies_masks_is_refused(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take forbidden actions, and nothing would show it."""
+    config = configure(*small("ppo_moe", "env.id=Taxi-v4", "env.infos=[action_mask]", env="CartPole"))
+    build(config)
+    for name in ("ppo_moe", "ppo"):
+        monkeypatch.setitem(ALGORITHMS, name, replace(ALGORITHMS[name], takes_masks=False))
+    with pytest.raises(ConfigError) as refused:
+        build(config)
+    said, _, use = f"{refused.value}".partition("; use algo=")
+    assert said == "algo=ppo_moe applies no masks of actions, and Taxi-v4 has an action_mask"
+    assert "ppo_recurrent" in use
+    build(configure(*small("ppo_moe", "env.id=Taxi-v4", env="CartPole")))
 
 
 def test_without_masks_the_same_policy_takes_forbidden_actions(configure: Configure) -> None:
